@@ -1,0 +1,511 @@
+"""How does each Hugging Face family spell its shape? One function a family: config.json to a spec's fields.
+
+Every reading was compared with the family's class in transformers 5.24, weight by weight
+(`tests/interop/test_transformers_counts.py`). Where a class has a default for a width, a missing key is an
+error all the same: class defaults are not checkpoint values (OLMoE's would double the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from smelt_budget.errors import BadInput
+
+Fields = dict[str, Any]
+REQUIRED: Any = object()
+ABSENT: Any = object()
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "moe_k", "top_k_experts")
+MOST_LAYERS = 10_000
+
+
+class Config:
+    """A config.json being read: which keys were taken, so that what is left can be judged."""
+
+    def __init__(self, data: dict[str, Any], origin: str):
+        self.data, self.origin = data, origin
+        self.taken: set[str] = set()
+
+    def take(self, key: str, default: Any = REQUIRED) -> Any:
+        """A value; null counts as absent. Without a default a missing key is an error."""
+        self.taken.add(key)
+        value = self.data.get(key)
+        if value is None:
+            if default is REQUIRED:
+                self.fail(f"{key} is missing, and never guessed")
+            return default
+        return value
+
+    def whole(self, key: str, default: Any = REQUIRED) -> Any:
+        """A non-negative integer; booleans, text and floats are not numbers of things."""
+        value = self.take(key, default)
+        if value is default:
+            return value
+        if type(value) is not int or value < 0:
+            self.fail(f"{key} is {value!r:.40}, not a whole number")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.take(key, default)
+        if type(value) is not bool:
+            self.fail(f"{key} is {value!r:.40}, not true or false")
+        return value
+
+    def items(self, key: str, default: Any = None) -> Any:
+        """A list; `None` where the key is absent or null."""
+        value = self.take(key, default)
+        if value is not default and not isinstance(value, list):
+            self.fail(f"{key} is {value!r:.40}, not a list")
+        return value
+
+    def one_of(self, keys: tuple[str, ...], default: Any = REQUIRED) -> Any:
+        """A whole number that goes by several names; two names with two values are an error."""
+        found = {key: self.whole(key) for key in keys if self.data.get(key) is not None}
+        self.taken.update(keys)
+        if len(set(found.values())) > 1:
+            self.fail(", ".join(f"{k} is {v}" for k, v in found.items()) + ": one quantity, two values")
+        if not found and default is REQUIRED:
+            self.fail(f"{keys[0]} is missing, and never guessed")
+        return next(iter(found.values()), default)
+
+    def inner(self, key: str) -> Config:
+        """A nested mapping, read on its own; leftovers inside it count as leftovers of the file."""
+        value = self.take(key)
+        if not isinstance(value, dict):
+            self.fail(f"{key} is {value!r:.40}, not a mapping")
+        return Config(value, f"{self.origin} {key}")
+
+    def leftover(self) -> Fields:
+        """Keys nobody took."""
+        return {key: value for key, value in self.data.items() if key not in self.taken}
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise with the file named."""
+        raise BadInput(f"{self.origin}: {what}")
+
+
+def base(c: Config) -> Fields:
+    """What every family spells alike."""
+    layers = c.whole("num_hidden_layers")
+    if not 1 <= layers <= MOST_LAYERS:
+        c.fail(f"num_hidden_layers is {layers}, not between 1 and {MOST_LAYERS}")
+    return {
+        "hidden_size": c.whole("hidden_size"),
+        "num_hidden_layers": layers,
+        "vocab_size": c.whole("vocab_size"),
+        "max_position_embeddings": c.whole("max_position_embeddings", None),
+        "tie_word_embeddings": c.flag("tie_word_embeddings", False),
+    }
+
+
+def grouped_query(c: Config, *, kv_default: bool = False, head_default: bool = False) -> Fields:
+    """Heads. `kv_default`/`head_default`: the class has a number of its own, so an absent key is not derived."""
+    if kv_default and "num_key_value_heads" not in c.data:
+        c.fail("num_key_value_heads is missing; the class default is not the checkpoint's. Null means all heads")
+    if head_default and "head_dim" not in c.data:
+        c.fail("head_dim is missing; the class default is not the checkpoint's. Null means hidden_size / heads")
+    return {
+        "num_attention_heads": c.whole("num_attention_heads"),
+        "num_key_value_heads": c.whole("num_key_value_heads", None),
+        "head_dim": c.whole("head_dim", None),
+    }
+
+
+def experts(c: Config, width: str) -> Fields:
+    """Routed experts under any of their names; `width` is where this family keeps the expert width."""
+    count = c.one_of(EXPERTS)
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": c.one_of(TOP_K),
+        "moe_intermediate_size": c.whole(width),
+    }
+
+
+def listed_windows(c: Config, fields: Fields, names: dict[str, str] | None = None) -> tuple[str, ...] | None:
+    """`layer_types`, every kind checked; a kind that cannot be counted exactly is refused by name."""
+    kinds = c.items("layer_types")
+    if kinds is None:
+        return None
+    known = {"full_attention": "full_attention", "sliding_attention": "sliding_attention"} | (names or {})
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in known:
+            c.fail(f"layer_types has {kind!r:.40}, a layer that cannot be counted exactly here")
+    if len(kinds) != fields["num_hidden_layers"]:
+        c.fail(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {fields['num_hidden_layers']}")
+    return tuple(known[kind] for kind in kinds)
+
+
+def every_layer_window(c: Config) -> Fields:
+    """Mistral-style: one window for all layers, or null for none."""
+    return {"sliding_window": c.whole("sliding_window", None) or None}
+
+
+def qwen_windows(c: Config, fields: Fields, rule: Callable[[int, int], bool]) -> Fields:
+    """Qwen's switch: `sliding_window` holds only with `use_sliding_window`; `rule` says in which layers."""
+    use, window = c.flag("use_sliding_window", False), c.whole("sliding_window", None)
+    kinds = listed_windows(c, fields)
+    if kinds is None and use and window:
+        first = c.whole("max_window_layers")
+        kinds = tuple(
+            "sliding_attention" if rule(i, first) else "full_attention" for i in range(fields["num_hidden_layers"])
+        )
+    if kinds is None or "sliding_attention" not in kinds:
+        return {}
+    if not use:
+        c.fail("layer_types has sliding_attention but use_sliding_window is not true")
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def sparse_steps(c: Config, fields: Fields) -> tuple[int, ...]:
+    """Qwen MoE: layer i routes iff it is not listed dense and (i + 1) divides by decoder_sparse_step."""
+    step, listed = c.whole("decoder_sparse_step", 1), c.items("mlp_only_layers", ())
+    if step < 1:
+        c.fail("decoder_sparse_step is 0")
+    if any(type(i) is not int or i < 0 for i in listed):
+        c.fail(f"mlp_only_layers is {listed!r:.40}, not a list of layer numbers")
+    return tuple(i for i in range(fields["num_hidden_layers"]) if i in listed or (i + 1) % step)
+
+
+def with_dense(c: Config, fields: Fields, layers: tuple[int, ...], width: str = "intermediate_size") -> Fields:
+    """The listed dense layers and their width; a width no layer uses is left alone."""
+    value = c.whole(width, None)
+    if len(layers) == fields["num_hidden_layers"]:  # no layer routes: a dense model
+        for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            fields.pop(key, None)
+        return {"intermediate_size": value}
+    return {"mlp_only_layers": layers, "intermediate_size": value if layers else None}
+
+
+def qwen_moe(c: Config) -> Fields:
+    """What qwen2_moe and qwen3_moe share."""
+    fields = base(c) | grouped_query(c, kv_default=True)
+    if c.one_of(EXPERTS) == 0:
+        c.taken.update((*TOP_K, "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"))
+        return fields | {"intermediate_size": c.whole("intermediate_size")}
+    fields |= experts(c, "moe_intermediate_size")
+    return fields | with_dense(c, fields, sparse_steps(c, fields))
+
+
+def qwen2_moe(c: Config) -> Fields:
+    """Qwen1.5/2-MoE: q/k/v biases and a gated shared expert."""
+    fields = qwen_moe(c)
+    fields |= qwen_windows(c, fields, lambda i, first: i % 2 == 0 and i < first)
+    fields["attention_bias"] = c.flag("qkv_bias", True)
+    if "num_experts" in fields:
+        shared = c.whole("shared_expert_intermediate_size")
+        fields |= {"shared_expert_intermediate_size": shared or None, "shared_expert_gate": shared > 0}
+    else:
+        c.taken.add("shared_expert_intermediate_size")
+    return fields
+
+
+def qwen3_moe(c: Config) -> Fields:
+    """Qwen3-MoE: per-head qk-norm; with `use_sliding_window` every layer is windowed."""
+    fields = qwen_moe(c)
+    bias = c.flag("attention_bias", False)
+    fields |= {"qk_norm": "head", "attention_bias": bias, "attention_output_bias": bias}
+    window = c.whole("sliding_window", None)
+    return fields | ({"sliding_window": window} if c.flag("use_sliding_window", False) else {})
+
+
+def mixtral(c: Config) -> Fields:
+    """Mixtral: `intermediate_size` is the expert width."""
+    return base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
+
+
+def olmoe(c: Config) -> Fields:
+    """OLMoE: qk-norm over all heads."""
+    fields = base(c) | grouped_query(c) | experts(c, "intermediate_size")
+    heads, head = fields["num_attention_heads"], fields["head_dim"]
+    if head is not None and head * heads != fields["hidden_size"]:
+        c.fail(f"head_dim {head} times {heads} heads is not hidden_size, which OLMoE's q_norm needs")
+    bias = c.flag("attention_bias", False)
+    return fields | {"qk_norm": "full", "attention_bias": bias, "attention_output_bias": bias}
+
+
+def deepseek(c: Config) -> Fields:
+    """DeepSeek V2 and V3 (Kimi K2, Moonlight): latent attention, dense layers first, shared experts fused."""
+    fields = base(c)
+    bias = c.flag("attention_bias", False)
+    fields |= {
+        "num_attention_heads": c.whole("num_attention_heads"),
+        "q_lora_rank": c.whole("q_lora_rank", None) or None,
+        "kv_lora_rank": c.whole("kv_lora_rank"),
+        "qk_nope_head_dim": c.whole("qk_nope_head_dim"),
+        "qk_rope_head_dim": c.whole("qk_rope_head_dim"),
+        "v_head_dim": c.whole("v_head_dim"),
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": c.flag("mlp_bias", False),
+    }
+    if "q_lora_rank" not in c.data:
+        c.fail("q_lora_rank is missing; null means no query compression")
+    c.taken |= {"num_key_value_heads", "head_dim"}  # one latent serves every head
+    return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields)
+
+
+def shared_and_dense_first(c: Config, fields: Fields) -> Fields:
+    """DeepSeek's and GLM's way: n_shared_experts fused, first_k_dense_replace, moe_layer_freq."""
+    shared = c.whole("n_shared_experts", 0) * c.whole("moe_intermediate_size")
+    first, every = c.whole("first_k_dense_replace"), c.whole("moe_layer_freq", 1)
+    if every < 1:
+        c.fail("moe_layer_freq is 0")
+    layers = tuple(i for i in range(fields["num_hidden_layers"]) if i < first or i % every)
+    if len(layers) == fields["num_hidden_layers"]:
+        c.fail(f"first_k_dense_replace {first} leaves no MoE layer of {len(layers)}")
+    return {"shared_expert_intermediate_size": shared or None} | with_dense(c, fields, layers)
+
+
+def glm4_moe(c: Config) -> Fields:
+    """GLM-4.5: biases on q, k, v only, per-head qk-norm by switch."""
+    fields = base(c) | grouped_query(c, kv_default=True)
+    fields |= {
+        "attention_bias": c.flag("attention_bias", False),
+        "qk_norm": "head" if c.flag("use_qk_norm", False) else "none",
+    }
+    return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields)
+
+
+def gpt_oss(c: Config) -> Fields:
+    """gpt-oss: biases everywhere, sinks, a window in every other layer."""
+    fields = base(c) | grouped_query(c, kv_default=True, head_default=True) | experts(c, "intermediate_size")
+    kinds = listed_windows(c, fields) or tuple(
+        ("sliding_attention", "full_attention")[i % 2] for i in range(fields["num_hidden_layers"])
+    )
+    bias = c.flag("attention_bias", True)
+    return fields | {
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "attention_sinks": True,
+        "router_bias": True,
+        "expert_bias": True,
+        "layer_types": kinds,
+        "sliding_window": c.whole("sliding_window") if "sliding_attention" in kinds else None,
+    }
+
+
+def granitemoe(c: Config) -> Fields:
+    """Granite 3 MoE; `granitemoeshared` adds an ungated shared expert."""
+    bias = c.flag("attention_bias", False)
+    return (
+        base(c)
+        | grouped_query(c)
+        | experts(c, "intermediate_size")
+        | {
+            "attention_bias": bias,
+            "attention_output_bias": bias,
+            "shared_expert_intermediate_size": c.whole("shared_intermediate_size", 0) or None,
+        }
+    )
+
+
+def phimoe(c: Config) -> Fields:
+    """Phi-3.5-MoE: LayerNorm with bias, attention and lm-head biases by switch."""
+    bias = c.flag("attention_bias", False)
+    return (
+        base(c)
+        | grouped_query(c, kv_default=True)
+        | experts(c, "intermediate_size")
+        | every_layer_window(c)
+        | {
+            "attention_bias": bias,
+            "attention_output_bias": bias,
+            "lm_head_bias": c.flag("lm_head_bias", False),
+            "norm": "layer_norm",
+        }
+    )
+
+
+def dbrx(c: Config) -> Fields:
+    """DBRX: nested attn_config and ffn_config, LayerNorm without bias."""
+    attention, ffn = c.inner("attn_config"), c.inner("ffn_config")
+    if c.flag("tie_word_embeddings", False):
+        c.fail("tie_word_embeddings is true, which DBRX does not support")
+    # transformers writes every config's own defaults into the nested ones; there the flag decides nothing
+    for nested in (attention, ffn):
+        nested.taken |= {"tie_word_embeddings", "is_encoder_decoder", "add_cross_attention", "hidden_size"}
+    fields = {
+        "hidden_size": c.whole("d_model"),
+        "num_hidden_layers": c.whole("n_layers"),
+        "vocab_size": c.whole("vocab_size"),
+        "max_position_embeddings": c.whole("max_seq_len", None),
+        "num_attention_heads": c.whole("n_heads"),
+        "num_key_value_heads": attention.whole("kv_n_heads"),
+        "num_experts": ffn.one_of(EXPERTS),
+        "num_experts_per_tok": ffn.one_of(TOP_K),
+        "moe_intermediate_size": ffn.whole("ffn_hidden_size"),
+        "norm": "layer_norm_no_bias",
+    }
+    c.data = c.leftover() | attention.leftover() | ffn.leftover()
+    c.taken = set()
+    return fields
+
+
+def minimax(c: Config) -> Fields:
+    """MiniMax-Text-01: only its full-attention layers can be counted; lightning attention is refused."""
+    fields = base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
+    types, legacy = c.items("layer_types"), c.items("attn_type_list")
+    if types is None and legacy is None:
+        c.fail("layer_types is missing; the class default has lightning (linear) attention in every other layer")
+    if legacy is not None and (set(map(str, legacy)) != {"1"} or len(legacy) != fields["num_hidden_layers"]):
+        c.fail("attn_type_list has lightning (linear) attention, which cannot be counted exactly here")
+    for kind in types or ():
+        if kind != "full_attention":
+            c.fail(f"layer_types has {kind!r:.40}: lightning (linear) attention cannot be counted exactly here")
+    if types is not None and len(types) != fields["num_hidden_layers"]:
+        c.fail(f"layer_types lists {len(types)} layers, num_hidden_layers is {fields['num_hidden_layers']}")
+    return fields
+
+
+def minimax_m2(c: Config) -> Fields:
+    """MiniMax-M2: full attention, qk-norm over all heads; `intermediate_size` is the expert width."""
+    fields = base(c) | grouped_query(c, kv_default=True, head_default=True) | experts(c, "intermediate_size")
+    return fields | {"qk_norm": "full"}
+
+
+def llama4_text(c: Config) -> Fields:
+    """Llama 4: `intermediate_size` is the expert (and shared) width, `intermediate_size_mlp` the dense one."""
+    fields = base(c) | grouped_query(c, kv_default=True, head_default=True)
+    fields |= experts(c, "intermediate_size")
+    layers, bias = fields["num_hidden_layers"], c.flag("attention_bias", False)
+    fields |= {
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "shared_expert_intermediate_size": fields["moe_intermediate_size"],
+    }
+    step, moe = c.whole("interleave_moe_layer_step", None), c.items("moe_layers")
+    if moe is None:
+        if not step:
+            c.fail("neither moe_layers nor interleave_moe_layer_step says which layers route")
+        moe = range(step - 1, layers, step)
+    elif any(type(i) is not int or not 0 <= i < layers for i in moe):
+        c.fail(f"moe_layers is {moe!r:.40}, not a list of layers below {layers}")
+    fields |= with_dense(c, fields, tuple(i for i in range(layers) if i not in set(moe)), "intermediate_size_mlp")
+    c.taken.add("use_qk_norm")  # an L2 norm without weights
+    return fields | llama4_windows(c, fields)
+
+
+def llama4_windows(c: Config, fields: Fields) -> Fields:
+    """Layers with rotary positions attend within a chunk, the others to everything."""
+    if "attention_chunk_size" not in c.data:
+        c.fail("attention_chunk_size is missing; null means no chunks")
+    chunk, layers = c.whole("attention_chunk_size", None), fields["num_hidden_layers"]
+    kinds = listed_windows(c, fields, {"chunked_attention": "chunked_attention"})
+    if kinds is None:
+        every = c.whole("no_rope_layer_interval", 4) or layers + 1
+        rope = c.items("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
+        if len(rope) != layers or set(rope) - {0, 1}:
+            c.fail(f"no_rope_layers is {rope!r:.40}, not one 0 or 1 for each of {layers} layers")
+        kinds = tuple("chunked_attention" if r and chunk else "full_attention" for r in rope)
+    return {"attention_chunk_size": chunk if "chunked_attention" in kinds else None, "layer_types": kinds}
+
+
+def dense(c: Config) -> Fields:
+    """What the dense families share."""
+    return base(c) | {"intermediate_size": c.whole("intermediate_size")}
+
+
+def llama(c: Config) -> Fields:
+    """Llama 2 and 3."""
+    bias = c.flag("attention_bias", False)
+    fields = dense(c) | grouped_query(c)
+    return fields | {
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": c.flag("mlp_bias", False),
+    }
+
+
+def mistral(c: Config) -> Fields:
+    """Mistral: Llama with one window for all layers."""
+    return dense(c) | grouped_query(c, kv_default=True) | every_layer_window(c)
+
+
+def qwen2(c: Config) -> Fields:
+    """Qwen2 dense: q/k/v biases."""
+    fields = dense(c) | grouped_query(c, kv_default=True) | {"attention_bias": True}
+    return fields | qwen_windows(c, fields, lambda i, first: i >= first)
+
+
+def qwen3(c: Config) -> Fields:
+    """Qwen3 dense: per-head qk-norm."""
+    bias = c.flag("attention_bias", False)
+    fields = dense(c) | grouped_query(c, kv_default=True, head_default=True)
+    fields |= {"qk_norm": "head", "attention_bias": bias, "attention_output_bias": bias}
+    return fields | qwen_windows(c, fields, lambda i, first: i >= first)
+
+
+def ouro(c: Config) -> Fields:
+    """Ouro (arXiv:2510.25741): the whole stack run total_ut_steps times, four norms a layer, an exit gate."""
+    fields = dense(c) | grouped_query(c)
+    visits = c.whole("total_ut_steps")
+    kinds = listed_windows(c, fields)
+    if c.flag("use_sliding_window", False) or (kinds and "sliding_attention" in kinds):
+        c.fail("sliding windows are not read for ouro")
+    c.taken |= {"sliding_window", "max_window_layers"}
+    return fields | {
+        "norms_per_layer": 4,
+        "early_exit_gate": True,
+        "loop": {"start": 0, "stop": fields["num_hidden_layers"], "visits": visits, "residual_scale": 1.0},
+    }
+
+
+FAMILIES: dict[str, Callable[[Config], Fields]] = {
+    "dbrx": dbrx,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "glm4_moe": glm4_moe,
+    "gpt_oss": gpt_oss,
+    "granitemoe": granitemoe,
+    "granitemoeshared": granitemoe,
+    "kimi_k2": deepseek,
+    "llama": llama,
+    "llama4_text": llama4_text,
+    "minimax": minimax,
+    "minimax_m2": minimax_m2,
+    "mistral": mistral,
+    "mixtral": mixtral,
+    "olmoe": olmoe,
+    "ouro": ouro,
+    "phimoe": phimoe,
+    "qwen2": qwen2,
+    "qwen2_moe": qwen2_moe,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+}
+
+LINEAR = "it has linear-attention layers"
+STATE = "it has state-space layers"
+REFUSED = {
+    "inkling2_loop": "its looped layers have gates, relative-position tables and residual blocks not counted here",
+    "inkling2_loop_text": "its looped layers have gates, relative-position tables and residual blocks not counted here",
+    "qwen3_next": LINEAR,
+    "qwen3_5": LINEAR,
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe": LINEAR,
+    "qwen3_5_moe_text": LINEAR,
+    "kimi_linear": LINEAR,
+    "bailing_moe_linear": LINEAR,
+    "rwkv": LINEAR,
+    "mamba": STATE,
+    "mamba2": STATE,
+    "jamba": STATE,
+    "bamba": STATE,
+    "zamba2": STATE,
+    "falcon_h1": STATE,
+    "nemotron_h": STATE,
+    "granitemoehybrid": STATE,
+    "lfm2": "it has convolution layers",
+    "lfm2_moe": "it has convolution layers",
+    "recurrent_gemma": "it has recurrent layers",
+    "deepseek_v32": "its attention has a sparse indexer",
+    "deepseek_v4": "its attention is hybrid and sparse",
+    "glm_moe_dsa": "its attention has a sparse indexer",
+    "gemma4": "its keys serve as values and its heads differ by layer",
+    "gemma4_text": "its keys serve as values and its heads differ by layer",
+    "openelm": "its heads and widths differ by layer",
+    "huginn_raven": "its recurrence has an adapter and a random state",
+}

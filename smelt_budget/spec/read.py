@@ -1,0 +1,132 @@
+"""Where does a model come from? A file, a directory with a config.json, a built-in name, or `-`; to one spec.
+
+A mapping with `model_type` is a Hugging Face config and is read by its family; any other is own YAML, whose keys
+are the fields of `ModelSpec`. `smelt.yaml#twin` is one arm of a solved pair.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smelt_budget.errors import BadInput
+from smelt_budget.spec import builtin
+from smelt_budget.spec.families import FAMILIES, REFUSED, Config
+from smelt_budget.spec.keys import NOTED, is_harmless, sort_leftovers
+from smelt_budget.spec.model import ModelSpec, checked
+from smelt_budget.spec.text import parse, read_text
+
+WRAPPERS = ("text_config", "llm_config", "language_config", "thinker_config")
+LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A spec, and what its reader should tell the user."""
+
+    spec: ModelSpec
+    origin: str
+    """What to call it: a path, a built-in name, or standard input."""
+    notes: tuple[str, ...] = ()
+    """Said always: wrappers opened, what is not counted."""
+    harmless: tuple[str, ...] = ()
+    """Keys that change no count; listed on -v."""
+
+
+def read(source: str) -> Reading:
+    """The model named by `source`.
+
+    Raises:
+        BadInput: unreadable, not exactly countable, or not found; nothing is guessed.
+    """
+    path, _, arm = source.partition("#")
+    if source != "-" and not Path(path).exists() and builtin.has(path):
+        return read_mapping(builtin.load(path)["config"], path)
+    if path == "-":
+        return read_mapping(parse(read_text("-"), "standard input"), "standard input")
+    if not Path(path).exists():
+        near = difflib.get_close_matches(path.lower(), builtin.names(), 3, 0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see `smelt-budget models` for the built-in ones"
+        raise BadInput(f"no file and no built-in model is called {path}", f"fix: {hint}")
+    if Path(path).is_dir():
+        inside = Path(path) / "config.json"
+        if not inside.is_file():
+            raise BadInput(f"the directory {path} holds no config.json")
+        return read_mapping(parse(read_text(str(inside)), str(inside)), str(inside))
+    return read_file(path, arm)
+
+
+def read_file(path: str, arm: str) -> Reading:
+    """A file: a model, or with `#baseline` / `#twin` one arm of a solved pair."""
+    data = parse(read_text(path), path)
+    if {"baseline", "twin"} <= data.keys():
+        if arm not in ("baseline", "twin"):
+            raise BadInput(f"{path} holds a solved pair", f"fix: {path}#baseline or {path}#twin")
+        inner = data[arm]
+        if not isinstance(inner, dict):
+            raise BadInput(f"{path}: {arm} is not a mapping")
+        return read_mapping(inner, f"{path}#{arm}")
+    if arm:
+        raise BadInput(f"{path} is no solved pair, so it has no {arm!r}")
+    return read_mapping(data, path)
+
+
+def read_mapping(data: dict[str, Any], origin: str) -> Reading:
+    """A mapping read by its family, or as own YAML."""
+    notes: list[str] = []
+    if data.get("model_type") not in FAMILIES:
+        data = opened(data, origin, notes)
+    if data.get("multi_latent_attention") is False:  # leftovers of a switched-off kind (THUDM/slime PR 1980)
+        data = {key: value for key, value in data.items() if key not in (*LATENT_FIELDS, "qk_pos_emb_head_dim")}
+    family = data.get("model_type")
+    if family is None:
+        return read_own(data, origin, notes)
+    if not isinstance(family, str):
+        raise BadInput(f"{origin}: model_type is {family!r:.40}, not text")
+    if family in REFUSED:
+        raise BadInput(f"{origin}: {family} cannot be counted exactly: {REFUSED[family]}")
+    if family not in FAMILIES:
+        raise BadInput(
+            f"{origin}: the family {family!r:.60} is not read here, and guessing it would be a wrong count",
+            f"read exactly: {', '.join(FAMILIES)}",
+            "fix: describe the model in own YAML, without model_type (docs/conventions.md, C1)",
+        )
+    config = Config(data, origin)
+    spec = checked(FAMILIES[family](config), origin)
+    return Reading(spec, origin, *told(config.leftover(), spec, origin, notes))
+
+
+def read_own(data: dict[str, Any], origin: str, notes: list[str]) -> Reading:
+    """Own YAML: the fields of `ModelSpec`, plus keys known to be harmless."""
+    if "architectures" in data:
+        raise BadInput(f"{origin} looks like a Hugging Face config without model_type", "fix: add model_type")
+    fields = {key: value for key, value in data.items() if key in ModelSpec.model_fields or not is_harmless(key)}
+    fields.pop("multi_latent_attention", None)
+    spec = checked(fields, origin)
+    return Reading(spec, origin, *told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes))
+
+
+def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
+    """The language model inside a multimodal wrapper; the outer tie_word_embeddings holds where it has none."""
+    for key in WRAPPERS:
+        inner = data.get(key)
+        if isinstance(inner, dict):
+            notes.append(f"{origin}: read {key} of a {data.get('model_type', 'wrapped')} model; the rest is not counted")
+            outer = data.get("tie_word_embeddings")
+            if outer is not None and inner.get("tie_word_embeddings") is None and "text_config" not in inner:
+                inner = inner | {"tie_word_embeddings": outer}
+            if inner.get("model_type") is None and "text_config" not in inner:
+                raise BadInput(f"{origin}: {key} has no model_type, so its family is not known", "fix: add model_type")
+            return opened(inner, origin, notes)
+    return data
+
+
+def told(
+    leftover: dict[str, Any], spec: ModelSpec, origin: str, notes: list[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Notes and harmless keys; raises where a leftover could change a count."""
+    harmless = sort_leftovers(leftover, spec, origin)
+    said = [f"{key}: {NOTED[key]}" for key in harmless if key in NOTED and leftover[key]]
+    return tuple(notes + said), harmless
