@@ -73,7 +73,11 @@ class Totals:
 
 def totals(spec: Any, setting: Setting) -> Totals:
     """The three budgets alone; what the solver evaluates over arrays."""
-    table = rows(spec)
+    return totalled(rows(spec), setting)
+
+
+def totalled(table: list[Row], setting: Setting) -> Totals:
+    """The three budgets of rows already made."""
     layers = [row for row in table if row.kind not in ("embedding", "lm_head")]
     return Totals(
         non_embedding=sum(row.params * row.stored for row in layers),
@@ -170,13 +174,13 @@ class Ledger:
 
     @cached_property
     def compute_equivalent_sparsity(self) -> float:
-        """S = 1 - (F/F0) N0 / N; the control has the same shape and the top-k experts only (rule C15)."""
+        """S = 1 - (F/F0) N0 / N; the control has the same shape, unlooped, with the top-k experts only (rule C15)."""
         spec = self.spec
         if not spec.is_moe:
             return 0.0
-        core = spec.core and spec.core.model_copy(update={"num_experts": None})
         # A Fraction, not an int: the control of a top-1 model has one expert and keeps its router (rule C7).
-        control = Varied(spec, num_experts=Fraction(spec.num_experts_per_tok or 0), core=core)
+        experts = Fraction(spec.num_experts_per_tok or 0)
+        control = Varied(spec, num_experts=experts, loop=None, core=None, early_exit_gate=False)
         exact = totals(control, self.setting)
         flops = sum(self.setting.flops(row) for row in self.rows)
         return float(1 - Fraction(flops) / exact.forward_flops * exact.non_embedding / self.non_embedding)
@@ -220,4 +224,3 @@ class Ledger:
                 "expert": self.expert_sparsity,
             },
         }
-

@@ -1,0 +1,8 @@
+"""Which looped shape costs the same? Relaxes in closed form, searches a lattice exhaustively, certifies."""
+
+from smelt_budget.solver.plan import Plan
+from smelt_budget.solver.problem import Lattice, Tolerance
+from smelt_budget.solver.solution import Gaps, Solution
+from smelt_budget.solver.solve import Request, solve
+
+__all__ = ["Gaps", "Lattice", "Plan", "Request", "Solution", "Tolerance", "solve"]

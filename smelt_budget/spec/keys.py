@@ -15,32 +15,139 @@ from smelt_budget.errors import BadInput
 from smelt_budget.spec.model import ModelSpec
 
 HARMLESS = frozenset(
-    """
-    model_type architectures auto_map torch_dtype dtype transformers_version _name_or_path name_or_path _commit_hash
-    _attn_implementation attn_implementation use_cache use_bfloat16 torchscript return_dict output_attentions
-    output_hidden_states output_router_logits problem_type id2label label2id num_labels finetuning_task
-    task_specific_params tokenizer_class prefix chat_template language license model_name name source
-
-    hidden_act hidden_activation ffn_act_fn rope_theta rope_scaling rope_parameters rope_interleave rope_local_base_freq
-    rope_type rotary_dim rotary_pct rotary_base partial_rotary_factor original_max_position_embeddings
-    initial_context_length no_rope_layers no_rope_layer_interval attn_temperature_tuning floor_scale attn_scale
-    for_llm_class clip_qkv swiglu_limit swiglu_alpha embedding_multiplier logits_scaling residual_multiplier
-    attention_multiplier init_method init_std initializer_range max_window_layers
-
-    norm_topk_prob scoring_func topk_method n_group topk_group routed_scaling_factor aux_loss_alpha seq_aux ep_size
-    moe_normalize_expert_weights moe_loss_weight use_routing_bias router_dtype pretraining_tp mtp_transformer_layers
-    num_nextn_predict_layers num_mtp_layers num_mtp_modules use_mtp quantization_config compression_config
-    early_exit_threshold qk_norm_type block_size postnorm
-    full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor mlp_alpha_factor
-    mlp_beta_factor layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha
-    layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta shared_moe_mode
-
-    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
-    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences output_scores return_dict_in_generate remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens chunk_size_feed_forward pruned_heads
-    tf_legacy_loss cross_attention_hidden_size is_decoder tie_encoder_decoder
-    """.split()
+    [
+        "model_type",
+        "architectures",
+        "auto_map",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "_name_or_path",
+        "name_or_path",
+        "_commit_hash",
+        "_attn_implementation",
+        "attn_implementation",
+        "use_cache",
+        "use_bfloat16",
+        "torchscript",
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "problem_type",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "finetuning_task",
+        "task_specific_params",
+        "tokenizer_class",
+        "prefix",
+        "chat_template",
+        "language",
+        "license",
+        "model_name",
+        "name",
+        "source",
+        "hidden_act",
+        "hidden_activation",
+        "ffn_act_fn",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_interleave",
+        "rope_local_base_freq",
+        "rope_type",
+        "rotary_dim",
+        "rotary_pct",
+        "rotary_base",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "initial_context_length",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        "attn_temperature_tuning",
+        "floor_scale",
+        "attn_scale",
+        "for_llm_class",
+        "clip_qkv",
+        "swiglu_limit",
+        "swiglu_alpha",
+        "embedding_multiplier",
+        "logits_scaling",
+        "residual_multiplier",
+        "attention_multiplier",
+        "init_method",
+        "init_std",
+        "initializer_range",
+        "max_window_layers",
+        "norm_topk_prob",
+        "scoring_func",
+        "topk_method",
+        "n_group",
+        "topk_group",
+        "routed_scaling_factor",
+        "aux_loss_alpha",
+        "seq_aux",
+        "ep_size",
+        "moe_normalize_expert_weights",
+        "moe_loss_weight",
+        "use_routing_bias",
+        "router_dtype",
+        "pretraining_tp",
+        "mtp_transformer_layers",
+        "num_nextn_predict_layers",
+        "num_mtp_layers",
+        "num_mtp_modules",
+        "use_mtp",
+        "quantization_config",
+        "compression_config",
+        "early_exit_threshold",
+        "qk_norm_type",
+        "block_size",
+        "postnorm",
+        "full_attn_alpha_factor",
+        "full_attn_beta_factor",
+        "linear_attn_alpha_factor",
+        "linear_attn_beta_factor",
+        "mlp_alpha_factor",
+        "mlp_beta_factor",
+        "layernorm_full_attention_alpha",
+        "layernorm_full_attention_beta",
+        "layernorm_linear_attention_alpha",
+        "layernorm_linear_attention_beta",
+        "layernorm_mlp_alpha",
+        "layernorm_mlp_beta",
+        "shared_moe_mode",
+        "max_length",
+        "min_length",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "output_scores",
+        "return_dict_in_generate",
+        "remove_invalid_values",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "chunk_size_feed_forward",
+        "pruned_heads",
+        "tf_legacy_loss",
+        "cross_attention_hidden_size",
+        "is_decoder",
+        "tie_encoder_decoder",
+    ]
 )
 HARMLESS_SHAPE = re.compile(
     r"(^|_)(dropout|dropout_prob|pdrop|eps|epsilon|token_ids?|token_index|jitter_noise|loss_coef|z_loss_coef|"
@@ -62,7 +169,9 @@ AGREES: dict[str, Callable[[Any, ModelSpec], bool]] = {
     "mlp_bias": lambda v, s: v is s.mlp_bias,
     "lm_head_bias": lambda v, s: v is s.lm_head_bias,
     "head_dim": lambda v, s: v in (None, s.head_dim, s.qk_rope_head_dim),
-    "qk_head_dim": lambda v, s: s.kv_lora_rank is not None and v == (s.qk_nope_head_dim or 0) + (s.qk_rope_head_dim or 0),
+    "qk_head_dim": lambda v, s: (
+        s.kv_lora_rank is not None and v == (s.qk_nope_head_dim or 0) + (s.qk_rope_head_dim or 0)
+    ),
     "num_key_value_heads": lambda v, s: v in (None, s.num_key_value_heads),
     "shared_expert_intermediate_size": lambda v, s: (v or None) == s.shared_expert_intermediate_size,
     "shared_intermediate_size": lambda v, s: (v or None) == s.shared_expert_intermediate_size,
@@ -82,7 +191,7 @@ AGREES: dict[str, Callable[[Any, ModelSpec], bool]] = {
     "sliding_window": lambda v, s: (v or None) == s.sliding_window,
     "use_sliding_window": lambda v, s: v is (s.sliding_window is not None),
     "attention_chunk_size": lambda v, s: v is None,
-    "layer_types": lambda v, s: v is None or set(v) == {"full_attention"} and s.sliding_window is None,
+    "layer_types": lambda v, s: v is None or (set(v) == {"full_attention"} and s.sliding_window is None),
     "attn_type_list": lambda v, s: v is None or set(v) == {1},
     "q_lora_rank": lambda v, s: v is None,
     "kv_lora_rank": lambda v, s: v is None,

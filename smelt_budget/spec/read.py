@@ -48,7 +48,11 @@ def read(source: str) -> Reading:
         return read_mapping(parse(read_text("-"), "standard input"), "standard input")
     if not Path(path).exists():
         near = difflib.get_close_matches(path.lower(), builtin.names(), 3, 0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see `smelt-budget models` for the built-in ones"
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "see `smelt-budget models` for the built-in ones"
+        )
         raise BadInput(f"no file and no built-in model is called {path}", f"fix: {hint}")
     if Path(path).is_dir():
         inside = Path(path) / "config.json"
@@ -79,7 +83,9 @@ def read_mapping(data: dict[str, Any], origin: str) -> Reading:
     if data.get("model_type") not in FAMILIES:
         data = opened(data, origin, notes)
     if data.get("multi_latent_attention") is False:  # leftovers of a switched-off kind (THUDM/slime PR 1980)
-        data = {key: value for key, value in data.items() if key not in (*LATENT_FIELDS, "qk_pos_emb_head_dim")}
+        data = {
+            key: value for key, value in data.items() if key not in (*LATENT_FIELDS, "qk_pos_emb_head_dim")
+        }
     family = data.get("model_type")
     if family is None:
         return read_own(data, origin, notes)
@@ -102,10 +108,14 @@ def read_own(data: dict[str, Any], origin: str, notes: list[str]) -> Reading:
     """Own YAML: the fields of `ModelSpec`, plus keys known to be harmless."""
     if "architectures" in data:
         raise BadInput(f"{origin} looks like a Hugging Face config without model_type", "fix: add model_type")
-    fields = {key: value for key, value in data.items() if key in ModelSpec.model_fields or not is_harmless(key)}
+    fields = {
+        key: value for key, value in data.items() if key in ModelSpec.model_fields or not is_harmless(key)
+    }
     fields.pop("multi_latent_attention", None)
     spec = checked(fields, origin)
-    return Reading(spec, origin, *told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes))
+    return Reading(
+        spec, origin, *told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes)
+    )
 
 
 def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
@@ -113,12 +123,16 @@ def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any
     for key in WRAPPERS:
         inner = data.get(key)
         if isinstance(inner, dict):
-            notes.append(f"{origin}: read {key} of a {data.get('model_type', 'wrapped')} model; the rest is not counted")
+            notes.append(
+                f"{origin}: read {key} of a {data.get('model_type', 'wrapped')} model; the rest is not counted"
+            )
             outer = data.get("tie_word_embeddings")
             if outer is not None and inner.get("tie_word_embeddings") is None and "text_config" not in inner:
                 inner = inner | {"tie_word_embeddings": outer}
             if inner.get("model_type") is None and "text_config" not in inner:
-                raise BadInput(f"{origin}: {key} has no model_type, so its family is not known", "fix: add model_type")
+                raise BadInput(
+                    f"{origin}: {key} has no model_type, so its family is not known", "fix: add model_type"
+                )
             return opened(inner, origin, notes)
     return data
 

@@ -125,7 +125,9 @@ def merged(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     together: dict[tuple[Section, str, bool], Run] = {}
     for run in runs:
         before = together.get(run.kind)
-        together[run.kind] = Run(run.layer, run.kind, run.layers + (before.layers if before else 0), run.visits)
+        together[run.kind] = Run(
+            run.layer, run.kind, run.layers + (before.layers if before else 0), run.visits
+        )
     return tuple(together.values())
 
 

@@ -26,7 +26,9 @@ def read_text(source: str) -> str:
         else:
             path = Path(source)
             if path.exists() and not path.is_file():
-                raise BadInput(f"{source} is not a file", "fix: give a YAML file, a config.json or a built-in name")
+                raise BadInput(
+                    f"{source} is not a file", "fix: give a YAML file, a config.json or a built-in name"
+                )
             with path.open("rb") as file:
                 data = file.read(LARGEST + 1)
     except OSError as error:
@@ -38,7 +40,9 @@ def read_text(source: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{source} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
+        raise BadInput(
+            f"{source} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}"
+        ) from None
 
 
 def parse(text: str, origin: str) -> dict[str, Any]:
@@ -73,7 +77,9 @@ def parse_json(text: str, origin: str) -> Any:
         try:
             return parse_yaml(text, origin)
         except BadInput:
-            raise BadInput(f"{origin} is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from None
+            raise BadInput(
+                f"{origin} is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
+            ) from None
     except ValueError as error:  # an integer of more than 4,300 digits
         raise BadInput(f"{origin}: {str(error).split(';')[0]}") from None
 
@@ -104,7 +110,15 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise BadInput(f"{origin} is not YAML: {problem}{where}", *hint) from None
     except YAMLError as error:
         raise BadInput(f"{origin} is not YAML: {str(error).splitlines()[0]}") from None
-    except (ValueError, OverflowError, TypeError, AttributeError, KeyError, IndexError, AssertionError) as error:
+    except (
+        ValueError,
+        OverflowError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        AssertionError,
+    ) as error:
         # ruamel lets constructor errors through: month 13, base-60 digits, integers of 5,000 digits
         raise BadInput(f"{origin} has a value YAML cannot build: {str(error).splitlines()[0]:.80}") from None
 
@@ -129,5 +143,12 @@ def check_plain(value: Any, key: str, depth: int) -> None:
 
 def kind_of(value: Any) -> str:
     """A value's kind, in a user's words."""
-    names = {dict: "a mapping", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    names = {
+        dict: "a mapping",
+        list: "a list",
+        str: "text",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,213 @@
+"""Which points are on the lattice? Geometries of attention, hidden widths, expert widths; as flat arrays.
+
+A point is (hidden size, attention geometry, expert width, expert count). The lattice holds every multiple of the
+steps whose proportions lie within `WINDOW` (a natural logarithm) of the baseline's, and nothing else:
+
+    hidden      within e^HIDDEN_WINDOW of the relaxed width
+    attention   query width / hidden     within e^WINDOW of the baseline's, head sizes in [half, all] of the baseline's
+    experts     expert width / hidden    within e^WINDOW of the baseline's
+    count       from top-k to EXPERTS_REACH times the relaxed count
+
+A pinned quantity is on the lattice whatever its step, and pins open the windows to `PINNED_WINDOW`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, exp, floor
+
+import numpy as np
+
+from smelt_budget.errors import BadInput, Infeasible
+from smelt_budget.solver.problem import Problem
+from smelt_budget.solver.relax import Relaxed, cached
+
+WINDOW = 0.4
+HIDDEN_WINDOW = 0.25
+PINNED_WINDOW = 1.2
+EXPERTS_REACH = 4
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The lattice, axis by axis; geometries are rows of equally long arrays."""
+
+    hidden: Array
+    geometry: dict[str, Array]
+    """Attention fields, one entry per geometry."""
+    query_width: Array
+    """Value width of all query heads, one entry per geometry."""
+    expert_width: Array
+    least_experts: int
+    most_experts: int
+    window: float
+    slenderness: float
+    """Baseline's expert width / hidden."""
+    attention_width: float
+    """Baseline's query width / hidden."""
+
+    def width_range(self, hidden: Array) -> tuple[Array, Array]:
+        """First and one-past-last index into `expert_width` on the lattice, for hidden widths."""
+        middle = self.slenderness * hidden
+        return (
+            np.searchsorted(self.expert_width, middle * exp(-self.window) - 1e-9),
+            np.searchsorted(self.expert_width, middle * exp(self.window) + 1e-9, side="right"),
+        )
+
+    def hidden_range(self) -> tuple[Array, Array]:
+        """First and one-past-last index into `hidden` on the lattice, for every geometry."""
+        middle = self.query_width / self.attention_width
+        return (
+            np.searchsorted(self.hidden, middle * exp(-self.window) - 1e-9),
+            np.searchsorted(self.hidden, middle * exp(self.window) + 1e-9, side="right"),
+        )
+
+    def points(self, experts_multiple: int, core_choices: int) -> int:
+        """How many points the lattice holds."""
+        first, last = self.width_range(self.hidden)
+        below = np.concatenate([[0], np.cumsum(last - first)])
+        start, stop = self.hidden_range()
+        shapes = int((below[stop] - below[start])[stop > start].sum())
+        return (
+            shapes
+            * (self.most_experts // experts_multiple - ceil(self.least_experts / experts_multiple) + 1)
+            * (core_choices)
+        )
+
+
+def axes(problem: Problem, relaxed: Relaxed) -> Axes:
+    """The lattice of a problem around its relaxed point.
+
+    Raises:
+        BadInput: sectioned heads were asked for and the KV heads (or the latent) do not divide by the visits.
+        Infeasible: a pin leaves no point.
+    """
+    b, step, keep = problem.baseline, problem.lattice, problem.keep
+    window = PINNED_WINDOW if keep else WINDOW
+    reach = PINNED_WINDOW if keep else HIDDEN_WINDOW
+    hidden = multiples(
+        relaxed.hidden_size * exp(-reach), relaxed.hidden_size * exp(reach), step.hidden_multiple
+    )
+    hidden = pinned(hidden, keep.get("hidden_size"))
+    expert_width = multiples(
+        b.moe_intermediate_size * hidden[0] / b.hidden_size * exp(-window),
+        b.moe_intermediate_size * hidden[-1] / b.hidden_size * exp(window),
+        step.expert_multiple,
+    )
+    geometry = latent_geometry(problem) if problem.latent else grouped_geometry(problem, window)
+    if not all(len(values) for values in (hidden, expert_width, *geometry.values())):
+        raise Infeasible(
+            "no point on this lattice: the steps are wider than the model",
+            f"relaxed: hidden {relaxed.hidden_size:.0f}, expert width {relaxed.moe_intermediate_size:.0f}",
+            "fix: smaller --hidden-multiple, --head-multiple or --expert-multiple, or another --keep",
+        )
+    head = geometry["v_head_dim" if problem.latent else "head_dim"]
+    base_width = b.num_attention_heads * (b.v_head_dim if problem.latent else b.head_dim)  # pyright: ignore
+    least = max(b.num_experts_per_tok or 1, 2)
+    most = max(least, floor(EXPERTS_REACH * relaxed.num_experts))
+    if "num_experts" in keep:
+        least = most = keep["num_experts"]
+    return Axes(
+        hidden=hidden,
+        geometry=geometry,
+        query_width=geometry["num_attention_heads"] * head,
+        expert_width=pinned(expert_width, keep.get("moe_intermediate_size")),
+        least_experts=least,
+        most_experts=most,
+        window=window,
+        slenderness=b.moe_intermediate_size / b.hidden_size,  # pyright: ignore[reportOptionalOperand]
+        attention_width=base_width / b.hidden_size,
+    )
+
+
+def multiples(low: float, high: float, step: int) -> Array:
+    """Multiples of `step` in [low, high], at least one step."""
+    first = max(1, ceil(low / step - 1e-9))
+    return np.arange(first, floor(high / step + 1e-9) + 1, dtype=float) * step
+
+
+def pinned(values: Array, pin: int | None) -> Array:
+    """The pin alone where there is one."""
+    return values if pin is None else np.array([float(pin)])
+
+
+def head_sizes(problem: Problem, field: str) -> Array:
+    """Head sizes on the lattice: even (rotary pairs), never above the baseline's, at least half of it."""
+    size = getattr(problem.baseline, field)
+    if field in problem.keep:
+        return np.array([float(problem.keep[field])])
+    if problem.heads == "sectioned":
+        return np.array([float(size)])
+    values = multiples(size / 2, size, problem.lattice.head_multiple)
+    return values[values % 2 == 0]
+
+
+def grouped_geometry(problem: Problem, window: float) -> dict[str, Array]:
+    """(query heads, KV heads, head size): every GQA ratio whose query width can be on the lattice."""
+    b, keep = problem.baseline, problem.keep
+    kv0, visits = b.num_key_value_heads, problem.placed.loop.visits
+    assert kv0 is not None
+    assert b.head_dim is not None
+    widest = b.num_attention_heads * b.head_dim * exp(window)
+    if "num_attention_heads" in keep:
+        widest = max(widest, keep["num_attention_heads"] * keep.get("head_dim", b.head_dim))
+    out: list[tuple[float, float, float]] = []
+    if problem.heads == "sectioned":
+        kv_heads = [keep.get("num_key_value_heads", kv0)]
+        if kv_heads[0] % visits:
+            raise BadInput(
+                f"--heads sectioned needs KV heads that divide by the visits: {kv_heads[0]} by {visits} does not",
+                "fix: --heads uniform",
+            )
+    else:
+        kv_heads = [keep["num_key_value_heads"]] if "num_key_value_heads" in keep else range(1, 2 * kv0 + 1)
+    for size in head_sizes(problem, "head_dim"):
+        for kv in kv_heads:
+            for ratio in range(1, floor(widest / (kv * size)) + 1):
+                if keep.get("num_attention_heads", kv * ratio) == kv * ratio:
+                    out.append((kv * ratio, kv, size))
+    table = np.array(out, dtype=float).reshape(-1, 3)
+    return dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim"), table.T, strict=True))
+
+
+def latent_geometry(problem: Problem) -> dict[str, Array]:
+    """(query heads, KV rank, head sizes): the rank carries the cache, the value head keeps its ratio."""
+    b, keep, step = problem.baseline, problem.keep, problem.lattice.head_multiple
+    assert b.kv_lora_rank is not None
+    assert b.qk_nope_head_dim is not None
+    assert b.v_head_dim is not None
+    if problem.heads == "sectioned":
+        ranks = [keep.get("kv_lora_rank", b.kv_lora_rank)]
+        latent, visits = ranks[0] + cached(b) - b.kv_lora_rank, problem.placed.loop.visits
+        if latent % visits or problem.core_kv_rank(ranks[0]) < 1:
+            raise BadInput(
+                f"--heads sectioned needs a latent that divides by the visits: {latent} by {visits} leaves no core rank",
+                "fix: --heads uniform",
+            )
+    else:
+        ranks = multiples(1, b.kv_lora_rank, step)
+        ranks = pinned(ranks, keep.get("kv_lora_rank"))
+    heads_step = 4 if b.num_attention_heads % 4 == 0 else 1
+    heads = pinned(
+        multiples(1, b.num_attention_heads * exp(WINDOW), heads_step), keep.get("num_attention_heads")
+    )
+    out = []
+    for nope in head_sizes(problem, "qk_nope_head_dim"):
+        value = keep.get("v_head_dim", nope * b.v_head_dim / b.qk_nope_head_dim)
+        if value != int(value) or (value % step and "v_head_dim" not in keep):
+            continue
+        out += [(n, rank, nope, value) for n in heads for rank in ranks]
+    names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+    return dict(zip(names, np.array(out, dtype=float).reshape(-1, 4).T, strict=True))
+
+
+def query_rank(problem: Problem, hidden: Array) -> Array | None:
+    """The query rank keeps its share of the hidden width, in steps of the hidden multiple."""
+    rank = problem.baseline.q_lora_rank
+    if rank is None:
+        return None
+    if "q_lora_rank" in problem.keep:
+        return np.full_like(hidden, problem.keep["q_lora_rank"])
+    step = problem.lattice.hidden_multiple
+    return np.maximum(np.floor(rank * hidden / problem.baseline.hidden_size / step + 0.5), 1) * step
