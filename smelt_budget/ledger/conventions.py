@@ -62,32 +62,36 @@ def windowed_mean(window: Window, length: Fraction) -> Fraction:
     return (Fraction(W * (W + 1), 2) + (n - W) * W) / n
 
 
-MATMULS: frozenset[Kind] = frozenset({"matrix", "attention"})
+def kinds(*names: Kind) -> frozenset[Kind]:
+    """Matrices and attention, which always count, and the named kinds."""
+    return frozenset(("matrix", "attention", *names))
+
+
 SMELT = Convention(
     "smelt",
     "SMELT, arXiv 2609.01343: layers only (router in, lm-head out), causal mean",
-    MATMULS | {"router", "gate"},
+    kinds("router", "gate"),
     "causal",
     "exact",
 )
 MEGATRON = Convention(
     "megatron",
     "Megatron-LM num_floating_point_operations: lm-head in, router and gates out, half the square, windows ignored",
-    MATMULS | {"lm_head", "latent_norm"},
+    kinds("lm_head", "latent_norm"),
     "half",
     "ignored",
 )
 TORCHTITAN = Convention(
     "torchtitan",
-    "torchtitan: 6 x active parameters (norms, biases and lm-head in) + full-square attention, windows capped",
-    MATMULS | {"lm_head", "router", "gate", "vector", "latent_norm"},
+    "torchtitan: 6 x active parameters (norms, biases, lm-head in) + attention over the full square, windows capped",
+    kinds("lm_head", "router", "gate", "vector", "latent_norm"),
     "full",
     "capped",
 )
 FULL_SQUARE = Convention(
     "full-square",
     "what torch's FLOP counter sees: every matmul, lm-head in, attention over the whole square",
-    MATMULS | {"lm_head", "router", "gate"},
+    kinds("lm_head", "router", "gate"),
     "full",
     "ignored",
 )

@@ -47,6 +47,15 @@ class Setting:
         length = convention.attention_length(context) if attention_length is None else attention_length
         return cls(context, length, convention, bytes_per_element)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The setting as plain data."""
+        return {
+            "convention": self.convention.name,
+            "context": self.context,
+            "attention_length": plain(self.attention_length),
+            "bytes_per_element": plain(self.bytes_per_element),
+        }
+
     def flops(self, row: Row) -> Any:
         """Forward FLOPs per token of one row, over all visits; 0 where the convention leaves it out."""
         if not self.convention.counts(row):
@@ -59,6 +68,11 @@ class Setting:
     def kept(self, row: Row) -> int:
         """Tokens of a sequence at `context` that a layer's cache holds: windows are capped (rule C10)."""
         return self.context if row.window is None else min(self.context, row.window.size)
+
+
+def plain(value: Fraction) -> int | float:
+    """A fraction as JSON has it: an integer where it is one."""
+    return int(value) if value.denominator == 1 else float(value)
 
 
 @dataclass(frozen=True)
@@ -169,8 +183,7 @@ class Ledger:
 
     def bytes_of(self, elements: int) -> int | float:
         """Elements in bytes; whole unless the element itself is less than a byte."""
-        size = elements * self.setting.bytes_per_element
-        return int(size) if size.denominator == 1 else float(size)
+        return plain(elements * self.setting.bytes_per_element)
 
     @cached_property
     def compute_equivalent_sparsity(self) -> float:
@@ -195,7 +208,6 @@ class Ledger:
     def as_dict(self) -> dict[str, Any]:
         """The `--json` contract that other programs read; exact integers but for the two sparsities."""
         head = self.input_embedding if self.spec.tie_word_embeddings else 0
-        length = self.setting.attention_length
         return {
             "parameters": {
                 "total": self.total,
@@ -210,7 +222,7 @@ class Ledger:
                 "forward_per_token": self.forward_flops,
                 "training_per_token": self.training_flops,
                 "convention": self.setting.convention.name,
-                "attention_length": int(length) if length.denominator == 1 else float(length),
+                "attention_length": plain(self.setting.attention_length),
             },
             "kv_cache": {
                 "bytes_per_token": self.bytes_of(self.kv_elements_per_token),

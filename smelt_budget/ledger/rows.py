@@ -31,9 +31,7 @@ from smelt_budget.spec.runs import (
     unfold,
 )
 
-Kind = Literal[
-    "embedding", "lm_head", "matrix", "router", "gate", "vector", "latent_norm", "attention", "cache"
-]
+Kind = Literal["embedding", "lm_head", "matrix", "router", "gate", "vector", "latent_norm", "attention", "cache"]
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,9 @@ def rows(spec: Any) -> list[Row]:
     out.append(norm("final_norm", H, spec.norm, passes))
     if spec.early_exit_gate:
         out.append(Row("early_exit_gate", "gate", "C14", params=H, macs=H, stored=1, read=1, run=passes))
-        out.append(
-            Row("early_exit_gate.bias", "vector", "C14", params=1, macs=1, stored=1, read=1, run=passes)
-        )
+        out.append(Row("early_exit_gate.bias", "vector", "C14", params=1, macs=1, stored=1, read=1, run=passes))
     tied = spec.tie_word_embeddings
-    out.append(
-        Row("lm_head", "lm_head", "C2", params=0 if tied else V * H, macs=V * H, stored=1, read=1, run=1)
-    )
+    out.append(Row("lm_head", "lm_head", "C2", params=0 if tied else V * H, macs=V * H, stored=1, read=1, run=1))
     if spec.lm_head_bias:
         out.append(Row("lm_head.bias", "lm_head", "C2", params=V, stored=1, read=1, run=1))
     return out
@@ -105,9 +99,7 @@ def layer_rows(layer: Layer, H: Any) -> Iterator[Row]:
         yield from moe_rows(layer.ffn, H)
 
 
-def one(
-    name: str, kind: Kind, source: str, params: Any, *, macs: Any = None, window: Window | None = None
-) -> Row:
+def one(name: str, kind: Kind, source: str, params: Any, *, macs: Any = None, window: Window | None = None) -> Row:
     """A weight every token runs once per layer; a matrix (or vector) of n weights costs n multiply-adds."""
     return Row(name, kind, source, params, params if macs is None else macs, 0, 1, 1, 1, window)
 

@@ -1,0 +1,1 @@
+"""What a person sees: tables of results, nothing computed."""

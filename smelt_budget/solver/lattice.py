@@ -4,7 +4,8 @@ A point is (hidden size, attention geometry, expert width, expert count). The la
 steps whose proportions lie within `WINDOW` (a natural logarithm) of the baseline's, and nothing else:
 
     hidden      within e^HIDDEN_WINDOW of the relaxed width
-    attention   query width / hidden     within e^WINDOW of the baseline's, head sizes in [half, all] of the baseline's
+    attention   query width / hidden     within e^WINDOW of the baseline's, head sizes in [half, all] of the baseline's;
+                                         sectioned at the baseline's depth: head size and KV heads are the baseline's
     experts     expert width / hidden    within e^WINDOW of the baseline's
     count       from top-k to EXPERTS_REACH times the relaxed count
 
@@ -86,9 +87,7 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
     b, step, keep = problem.baseline, problem.lattice, problem.keep
     window = PINNED_WINDOW if keep else WINDOW
     reach = PINNED_WINDOW if keep else HIDDEN_WINDOW
-    hidden = multiples(
-        relaxed.hidden_size * exp(-reach), relaxed.hidden_size * exp(reach), step.hidden_multiple
-    )
+    hidden = multiples(relaxed.hidden_size * exp(-reach), relaxed.hidden_size * exp(reach), step.hidden_multiple)
     hidden = pinned(hidden, keep.get("hidden_size"))
     expert_width = multiples(
         b.moe_intermediate_size * hidden[0] / b.hidden_size * exp(-window),
@@ -137,7 +136,7 @@ def head_sizes(problem: Problem, field: str) -> Array:
     size = getattr(problem.baseline, field)
     if field in problem.keep:
         return np.array([float(problem.keep[field])])
-    if problem.heads == "sectioned":
+    if problem.heads == "sectioned" and problem.depth_kept:
         return np.array([float(size)])
     values = multiples(size / 2, size, problem.lattice.head_multiple)
     return values[values % 2 == 0]
@@ -153,15 +152,17 @@ def grouped_geometry(problem: Problem, window: float) -> dict[str, Array]:
     if "num_attention_heads" in keep:
         widest = max(widest, keep["num_attention_heads"] * keep.get("head_dim", b.head_dim))
     out: list[tuple[float, float, float]] = []
+    kept = problem.heads == "sectioned" and problem.depth_kept
+    default = [kv0] if kept else range(1, 2 * kv0 + 1)
+    kv_heads = [keep["num_key_value_heads"]] if "num_key_value_heads" in keep else default
     if problem.heads == "sectioned":
-        kv_heads = [keep.get("num_key_value_heads", kv0)]
-        if kv_heads[0] % visits:
+        divisible = [kv for kv in kv_heads if kv % visits == 0]
+        if not divisible:
             raise BadInput(
                 f"--heads sectioned needs KV heads that divide by the visits: {kv_heads[0]} by {visits} does not",
                 "fix: --heads uniform",
             )
-    else:
-        kv_heads = [keep["num_key_value_heads"]] if "num_key_value_heads" in keep else range(1, 2 * kv0 + 1)
+        kv_heads = divisible
     for size in head_sizes(problem, "head_dim"):
         for kv in kv_heads:
             for ratio in range(1, floor(widest / (kv * size)) + 1):
@@ -177,21 +178,20 @@ def latent_geometry(problem: Problem) -> dict[str, Array]:
     assert b.kv_lora_rank is not None
     assert b.qk_nope_head_dim is not None
     assert b.v_head_dim is not None
+    kept = problem.heads == "sectioned" and problem.depth_kept
+    ranks = np.array([float(b.kv_lora_rank)]) if kept else multiples(1, b.kv_lora_rank, step)
+    ranks = pinned(ranks, keep.get("kv_lora_rank"))
     if problem.heads == "sectioned":
-        ranks = [keep.get("kv_lora_rank", b.kv_lora_rank)]
-        latent, visits = ranks[0] + cached(b) - b.kv_lora_rank, problem.placed.loop.visits
-        if latent % visits or problem.core_kv_rank(ranks[0]) < 1:
+        latent, visits = ranks + (cached(b) - b.kv_lora_rank), problem.placed.loop.visits
+        divisible = ranks[(latent % visits == 0) & (problem.core_kv_rank(ranks) >= 1)]
+        if not len(divisible):
             raise BadInput(
-                f"--heads sectioned needs a latent that divides by the visits: {latent} by {visits} leaves no core rank",
+                f"--heads sectioned needs a latent that divides by the visits; {latent[-1]:.0f} by {visits} does not",
                 "fix: --heads uniform",
             )
-    else:
-        ranks = multiples(1, b.kv_lora_rank, step)
-        ranks = pinned(ranks, keep.get("kv_lora_rank"))
+        ranks = divisible
     heads_step = 4 if b.num_attention_heads % 4 == 0 else 1
-    heads = pinned(
-        multiples(1, b.num_attention_heads * exp(WINDOW), heads_step), keep.get("num_attention_heads")
-    )
+    heads = pinned(multiples(1, b.num_attention_heads * exp(WINDOW), heads_step), keep.get("num_attention_heads"))
     out = []
     for nope in head_sizes(problem, "qk_nope_head_dim"):
         value = keep.get("v_head_dim", nope * b.v_head_dim / b.qk_nope_head_dim)

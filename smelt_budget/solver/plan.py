@@ -55,9 +55,7 @@ def place(baseline: ModelSpec, plan: Plan) -> Placed:
     core = ceil(layers * plan.span - Fraction(1, 2))
     if core < 1:
         least = float(Fraction(1, layers))
-        raise BadInput(
-            f"--span {float(plan.span):g} of {layers} layers is no layer", f"fix: --span {least:.3f}"
-        )
+        raise BadInput(f"--span {float(plan.span):g} of {layers} layers is no layer", f"fix: --span {least:.3f}")
     if (layers * plan.span) % 1 == Fraction(1, 2):
         notes.append(f"half a layer cannot loop: the core is {core} of {layers} layers")
     first_dense = leading_dense(depth["mlp_only_layers"])
@@ -66,7 +64,7 @@ def place(baseline: ModelSpec, plan: Plan) -> Placed:
         if first_dense + core > layers:
             raise BadInput(
                 f"a core of {core} layers behind {first_dense} dense-first layers does not fit into {layers}",
-                f"fix: --span {float(Fraction(layers - first_dense, layers)):.3f}, or --start 0 to loop dense layers too",
+                f"fix: --span {(layers - first_dense) / layers:.3f}, or --start 0 to loop dense layers too",
             )
         notes.append(
             f"the core starts behind the {first_dense} dense-first layers, not centred (--start {start} would)"
@@ -107,9 +105,7 @@ def stretched(baseline: ModelSpec, layers: int | None) -> dict[str, Any]:
     windows = repeated([window for window, _ in kinds], 0, layers)
     dense = repeated([dense for _, dense in kinds], first, layers)
     if windows is None or dense is None or all(dense):
-        raise BadInput(
-            f"--layers {layers}: the baseline's {old} layers follow no pattern that could be continued"
-        )
+        raise BadInput(f"--layers {layers}: the baseline's {old} layers follow no pattern that could be continued")
     return {
         "num_hidden_layers": layers,
         "layer_types": baseline.layer_types and tuple(windows),

@@ -136,14 +136,17 @@ class Problem:
         """rho: layers executed by the twin over layers of the baseline."""
         return Fraction(self.frame.effective_depth, self.baseline.num_hidden_layers)
 
+    @cached_property
+    def depth_kept(self) -> bool:
+        """Whether the twin has the baseline's physical depth; only then is a sectioned cache exact."""
+        return self.frame.num_hidden_layers == self.baseline.num_hidden_layers
+
     def core_kv_rank(self, rank: Any) -> Any:
         """The core's KV rank in a sectioned latent twin: its cache per layer is the prelude's over visits."""
         rope = self.baseline.qk_rope_head_dim
         return (rank + rope) // self.placed.loop.visits - rope
 
-    def fields(
-        self, free: Mapping[str, Any], core_experts: Any, following: Callable[[Any], Any]
-    ) -> dict[str, Any]:
+    def fields(self, free: Mapping[str, Any], core_experts: Any, following: Callable[[Any], Any]) -> dict[str, Any]:
         """Twin fields from free quantities. `following` rounds a width that keeps its share."""
         out = dict(free)
         width = free["moe_intermediate_size"]

@@ -18,10 +18,8 @@ import sympy
 
 from smelt_budget.errors import Infeasible
 from smelt_budget.ledger import rows, totals
+from smelt_budget.ledger.symbols import E, F, H
 from smelt_budget.solver.problem import Problem
-
-# The only sympy symbols of the package: two symbols of one name and other assumptions are not equal.
-H, E, F = sympy.symbols("H E F", positive=True)
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ def relax(problem: Problem) -> Relaxed:
     target = totals(baseline, setting)
     hidden = root(attention_flops(draft, setting) - attention_flops(baseline, setting), H)
     if hidden is None:
-        raise Infeasible(
-            "no twin even with real-valued shapes: attention alone would cost more than the baseline's"
-        )
+        raise Infeasible("no twin even with real-valued shapes: attention alone would cost more than the baseline's")
     drafted = totals(draft, setting)
     flops = sympy.expand(sympy.sympify(drafted.forward_flops).subs(H, hidden) - target.forward_flops)
     params = sympy.expand(sympy.sympify(drafted.non_embedding).subs(H, hidden) - target.non_embedding)
@@ -65,7 +61,7 @@ def relax(problem: Problem) -> Relaxed:
     width = root(sympy.expand(flops.coeff(E, 0) * per_expert - flops.coeff(E, 1) * params.coeff(E, 0)), F)
     if width is None:
         raise Infeasible(
-            "no twin even with real-valued shapes: with attention matched, experts of no width meet FLOPs and parameters",
+            "no twin even with real-valued shapes: with attention matched, no expert width meets both other budgets",
             f"the loop runs {float(rho):.2f}x the baseline's layers",
             "fix: a smaller --span or fewer --visits",
         )

@@ -60,9 +60,7 @@ def shape_distance(twin: Shape, baseline: Shape) -> Any:
 def misaligned(shape: Shape) -> Any:
     """How many of hidden, expert width and head size miss their tile; the expert count is added by `score`."""
     return (
-        (shape.hidden_size % 64 != 0) * 1.0
-        + (shape.expert_width % 16 != 0) * 1.0
-        + (shape.head_size % 16 != 0) * 1.0
+        (shape.hidden_size % 64 != 0) * 1.0 + (shape.expert_width % 16 != 0) * 1.0 + (shape.head_size % 16 != 0) * 1.0
     )
 
 

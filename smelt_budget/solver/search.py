@@ -96,9 +96,7 @@ def search(problem: Problem, lattice: Axes, top: int, progress: Progress | None 
     offsets = core_offsets(problem)
     points = lattice.points(problem.lattice.experts_multiple, len(offsets))
     pairs, kv_gap = pairs_within(problem, lattice, setting, targets)
-    first, last = contract(
-        problem, lattice, setting, targets, pairs, max(offsets) * problem.lattice.experts_multiple
-    )
+    first, last = contract(problem, lattice, setting, targets, pairs, max(offsets) * problem.lattice.experts_multiple)
     some = np.flatnonzero(last > first)
     bound = lower_bound(problem, setting, targets, {k: v[some] for k, v in pairs.items()}, kv_gap[some])
     by_bound = np.argsort(bound, kind="stable")
@@ -117,9 +115,7 @@ def search(problem: Problem, lattice: Axes, top: int, progress: Progress | None 
             starts = np.cumsum(counts) - counts
             index = np.arange(counts.sum()) + np.repeat(first[at] - starts, counts)
             flat["moe_intermediate_size"] = lattice.expert_width[index]
-            looked = best_experts(
-                problem, lattice, setting, targets, flat, np.repeat(kv_gap[at], counts), offsets
-            )
+            looked = best_experts(problem, lattice, setting, targets, flat, np.repeat(kv_gap[at], counts), offsets)
             best = sorted(best + looked.winners(flat, starts, top), key=order)[:top]
             nearest = looked.closest(flat)
             if nearest is not None and (closest is None or nearest.gap_sum < closest.gap_sum):
@@ -142,9 +138,7 @@ def core_offsets(problem: Problem) -> list[int]:
     return list(range(-CORE_OFFSETS, CORE_OFFSETS + 1))
 
 
-def pairs_within(
-    problem: Problem, lattice: Axes, setting: Setting, targets: Targets
-) -> tuple[dict[str, Array], Array]:
+def pairs_within(problem: Problem, lattice: Axes, setting: Setting, targets: Targets) -> tuple[dict[str, Array], Array]:
     """Every (hidden, geometry) pair on the lattice whose KV cache is within tolerance, and its KV gap."""
     one = {name: values.copy() for name, values in lattice.geometry.items()}
     probe = one | {"hidden_size": np.ones(1), "moe_intermediate_size": np.ones(1)}
@@ -161,9 +155,7 @@ def pairs_within(
     return pairs, gap[which]
 
 
-def drafted(
-    problem: Problem, free: dict[str, Any], experts: Any, core: Any, *, rounded: bool = True
-) -> Varied:
+def drafted(problem: Problem, free: dict[str, Any], experts: Any, core: Any, *, rounded: bool = True) -> Varied:
     """A draft with `experts` in the prelude and coda and `core` in a sectioned core."""
     full = free | {"num_experts": experts}
     if problem.latent:  # absent where queries are not compressed
@@ -200,9 +192,7 @@ def contract(
         most = (params[1] + slack_n - n00 - n10 * low) / (n01 + n11 * low) + 2 * offset
         low = np.maximum(low, (flops[0] - slack_f - f00 - f01 * np.minimum(most, lattice.most_experts)) / f10)
         least = (params[0] - slack_n - n00 - n10 * high) / (n01 + n11 * high) - 2 * offset
-        high = np.minimum(
-            high, (flops[1] + slack_f - f00 - f01 * np.maximum(least, lattice.least_experts)) / f10
-        )
+        high = np.minimum(high, (flops[1] + slack_f - f00 - f01 * np.maximum(least, lattice.least_experts)) / f10)
     inside = np.searchsorted(lattice.expert_width, low - 1e-6)
     outside = np.searchsorted(lattice.expert_width, high + 1e-6, side="right")
     return np.maximum(first, inside), np.minimum(last, outside)
@@ -210,9 +200,7 @@ def contract(
 
 def rounding_slack(problem: Problem, setting: Setting, pairs: dict[str, Array]) -> tuple[Array, Array]:
     """FLOPs and parameters that moving every following width by one step costs; rounding moves them by half."""
-    widths = [
-        n for n in ("shared_expert_intermediate_size", "intermediate_size") if getattr(problem.baseline, n)
-    ]
+    widths = [n for n in ("shared_expert_intermediate_size", "intermediate_size") if getattr(problem.baseline, n)]
     zero = np.zeros_like(pairs["hidden_size"])
     if not widths:
         return zero, zero
@@ -224,9 +212,7 @@ def rounding_slack(problem: Problem, setting: Setting, pairs: dict[str, Array]) 
     return after.forward_flops - before.forward_flops, after.non_embedding - before.non_embedding
 
 
-def lower_bound(
-    problem: Problem, setting: Setting, targets: Targets, pairs: dict[str, Array], kv_gap: Array
-) -> Array:
+def lower_bound(problem: Problem, setting: Setting, targets: Targets, pairs: dict[str, Array], kv_gap: Array) -> Array:
     """No expert width or count brings a pair's score below this.
 
     The KV gap and the head size are the pair's own. Of the other two terms, with share = a / (c F) and slenderness
@@ -275,9 +261,7 @@ class Looked:
         out = []
         for pair in few[np.isfinite(per_pair[few])]:
             at = int(starts[pair]) + int(np.argmin(self.score[starts[pair] : ends[pair]]))
-            out.append(
-                found(flat, at, self.score[at], self.gap_at_score[at], self.experts[at], self.core[at])
-            )
+            out.append(found(flat, at, self.score[at], self.gap_at_score[at], self.experts[at], self.core[at]))
         return out
 
     def closest(self, flat: dict[str, Array]) -> Found | None:
@@ -285,9 +269,7 @@ class Looked:
         at = int(np.argmin(self.gap))
         if not np.isfinite(self.gap[at]):
             return None
-        return found(
-            flat, at, self.score_at_gap[at], self.gap[at], self.experts_at_gap[at], self.core_at_gap[at]
-        )
+        return found(flat, at, self.score_at_gap[at], self.gap[at], self.experts_at_gap[at], self.core_at_gap[at])
 
 
 def found(flat: dict[str, Array], at: int, points: float, gap: float, experts: float, core: float) -> Found:

@@ -30,8 +30,7 @@ class Gaps:
         return cls(
             flops=(twin.forward_flops - baseline.forward_flops) / baseline.forward_flops,
             non_embedding_parameters=(twin.non_embedding - baseline.non_embedding) / baseline.non_embedding,
-            kv_cache=(twin.kv_elements_at_context - baseline.kv_elements_at_context)
-            / baseline.kv_elements_at_context,
+            kv_cache=(twin.kv_elements_at_context - baseline.kv_elements_at_context) / baseline.kv_elements_at_context,
         )
 
     @property
@@ -115,6 +114,7 @@ class Solution:
             "baseline": {"spec": self.baseline.compact(), "ledger": self.baseline_ledger.as_dict()},
             "twin": {"spec": self.twin.compact(), "ledger": self.twin_ledger.as_dict()},
             "gaps": self.gaps.as_dict(),
+            "setting": self.setting.as_dict(),
             "heads": self.problem.heads,
             "policy": self.problem.policy,
             "tolerance": self.problem.tolerance.by_budget,
@@ -122,8 +122,7 @@ class Solution:
             "keep": dict(self.problem.keep),
             "certificate": certificate_dict(self.certificate),
             "alternatives": [
-                {"spec": a.spec.compact(), "gaps": a.gaps.as_dict(), "score": a.score}
-                for a in self.alternatives
+                {"spec": a.spec.compact(), "gaps": a.gaps.as_dict(), "score": a.score} for a in self.alternatives
             ],
             "notes": list(self.notes),
         }

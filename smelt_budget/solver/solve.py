@@ -14,7 +14,7 @@ from smelt_budget.solver.lattice import axes
 from smelt_budget.solver.plan import Plan, place
 from smelt_budget.solver.problem import Lattice, Policy, Problem, Tolerance
 from smelt_budget.solver.relax import relax
-from smelt_budget.solver.search import Found, Outcome, Progress, search
+from smelt_budget.solver.search import Found, Progress, search
 from smelt_budget.solver.solution import Alternative, Certificate, Gaps, Solution
 from smelt_budget.solver.sparsify import sparsified
 from smelt_budget.spec import ModelSpec
@@ -61,9 +61,7 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
     )
     baseline = given
     if request.sparsity is not None:
-        baseline = sparsified(
-            given, request.sparsity, setting, request.top_k, request.lattice.experts_multiple
-        )
+        baseline = sparsified(given, request.sparsity, setting, request.top_k, request.lattice.experts_multiple)
     elif request.top_k is not None:
         raise BadInput("--top-k goes with --sparsity, for a dense baseline")
     placed = place(baseline, request.plan)
@@ -81,33 +79,30 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
     return replace(solution, given=given, notes=(*placed.notes, *why))
 
 
-def attempt(
-    problem: Problem, request: Request, progress: Progress | None
-) -> tuple[Solution, tuple[str, ...]]:
+def attempt(problem: Problem, request: Request, progress: Progress | None) -> tuple[Solution, tuple[str, ...]]:
     """The heads asked for; `auto` is uniform where that meets the tolerance, else sectioned, and says why."""
-    outcome, solution = looked(problem, request.top, progress)
+    solution = looked(problem, request.top, progress)
     if solution is not None:
-        why = ("heads: uniform, which meets every tolerance",) if request.heads == "auto" else ()
-        return solution, why
-    if request.heads == "auto":
-        reason = binding(problem)
-        sectioned = replace(problem, heads="sectioned")
-        try:
-            _, solution = looked(sectioned, request.top, progress)
-        except BadInput as error:
-            reason = f"{reason}; {error.args[0].splitlines()[0]}"
-        if solution is not None:
-            return solution, (f"heads: sectioned, because no uniform twin is within tolerance ({reason})",)
-    raise refusal(problem, request)
+        return solution, ("heads: uniform, which meets every tolerance",) if request.heads == "auto" else ()
+    if request.heads != "auto":
+        raise refusal(problem, request)
+    reason = binding(problem, nearest(problem))
+    try:
+        solution = looked(replace(problem, heads="sectioned"), request.top, progress)
+    except BadInput as error:
+        raise refusal(problem, request, f"sectioned: {str(error).splitlines()[0]}") from None
+    if solution is None:
+        raise refusal(problem, request, "sectioned: outside the tolerance too")
+    return solution, (f"heads: sectioned, because no uniform twin is within tolerance ({reason})",)
 
 
-def looked(problem: Problem, top: int, progress: Progress | None = None) -> tuple[Outcome, Solution | None]:
-    """One search, and the solution it certifies."""
+def looked(problem: Problem, top: int, progress: Progress | None = None) -> Solution | None:
+    """One search, and the solution it certifies; `None` where nothing on the lattice is within tolerance."""
     relaxed = relax(problem)
     lattice = axes(problem, relaxed)
     outcome = search(problem, lattice, top, progress)
     if not outcome.best:
-        return outcome, None
+        return None
     assert outcome.closest is not None
     first = outcome.best[0]
     step = problem.lattice
@@ -122,7 +117,7 @@ def looked(problem: Problem, top: int, progress: Progress | None = None) -> tupl
         relaxed=relaxed,
     )
     ranked = [alternative(problem, point) for point in outcome.best]
-    return outcome, Solution(problem.baseline, problem, ranked[0].spec, certificate, tuple(ranked[1:]), ())
+    return Solution(problem.baseline, problem, ranked[0].spec, certificate, tuple(ranked[1:]), ())
 
 
 def alternative(problem: Problem, point: Found) -> Alternative:
@@ -130,9 +125,7 @@ def alternative(problem: Problem, point: Found) -> Alternative:
     spec = problem.twin(point.free, point.core_experts)
     gaps = Gaps.between(Ledger(problem.baseline, problem.setting), Ledger(spec, problem.setting))
     if abs(gaps.summed - point.gap_sum) > 1e-9:
-        raise SmeltError(
-            f"bug: the search saw a gap sum of {point.gap_sum!r}, the ledger counts {gaps.summed!r}"
-        )
+        raise SmeltError(f"bug: the search saw a gap sum of {point.gap_sum!r}, the ledger counts {gaps.summed!r}")
     return Alternative(spec, gaps, point.score)
 
 
@@ -140,7 +133,7 @@ def nearest(problem: Problem) -> Alternative | None:
     """The point with the smallest score once tolerances are opened, doubling until there is one."""
     factor = 2
     while factor <= WIDEST_SEARCH:
-        _, solution = looked(replace(problem, tolerance=problem.tolerance.scaled(factor)), 1)
+        solution = looked(replace(problem, tolerance=problem.tolerance.scaled(factor)), 1)
         if solution is not None:
             return Alternative(solution.twin, solution.gaps, solution.certificate.score)
         factor *= 2
@@ -155,37 +148,43 @@ BUDGET_FLAGS = {
 }
 
 
-def binding(problem: Problem, point: Alternative | None = None) -> str:
+def binding(problem: Problem, point: Alternative | None) -> str:
     """Which budget is missed by the nearest point, and by how much."""
-    point = point or nearest(problem)
     if point is None:
         return f"no point even within {WIDEST_SEARCH}x the tolerance"
-    missed = {
-        name: gap
+    missed = [
+        f"{BUDGET_NAMES[name]}, nearest is {percent(gap)}"
         for name, gap in point.gaps.as_dict().items()
         if abs(gap) > problem.tolerance.by_budget[name] or (problem.policy == "at-most" and gap > 0)
-    }
-    return "binding: " + ", ".join(
-        f"{BUDGET_NAMES[name]}; nearest is {gap:+.2%}" for name, gap in missed.items()
-    )
+    ]
+    return f"binding: {'; '.join(missed)}"
 
 
-def refusal(problem: Problem, request: Request) -> Infeasible:
+def percent(gap: float) -> str:
+    """A gap in a message: two decimals, more where two would hide it."""
+    return f"{100 * gap:+.2f} %" if abs(gap) >= 1e-4 else f"{100 * gap:+.2g} %"
+
+
+def refusal(problem: Problem, request: Request, also: str | None = None) -> Infeasible:
     """What binds, the nearest point, and fixes that were tried."""
     point = nearest(problem)
     tolerances = problem.tolerance.by_budget
-    width = (
-        f"{next(iter(tolerances.values())):.3g}"
-        if len(set(tolerances.values())) == 1
-        else ", ".join(f"{BUDGET_NAMES[n]} {v:.3g}" for n, v in tolerances.items())
-    )
+    if len(set(tolerances.values())) == 1:
+        within = f"{100 * problem.tolerance.flops:g} %"
+    else:
+        within = ", ".join(f"{BUDGET_NAMES[name]} {100 * value:g} %" for name, value in tolerances.items())
+    kind = "twin, uniform or sectioned," if request.heads == "auto" else f"{problem.heads} twin"
+    policy = " and above none" if problem.policy == "at-most" else ""
     details = [binding(problem, point)]
     if point is not None:
         details.append(f"nearest: {described(point.spec)}")
+    if also is not None:
+        details.append(also)
     details += [f"fix: {flags}" for flags in fixes(problem, request, point)]
+    steps = problem.lattice
     return Infeasible(
-        f"no {problem.heads} twin within {width} on all three budgets, heads in multiples of "
-        f"{problem.lattice.head_multiple}",
+        f"no {kind} within {within} on all three budgets{policy} "
+        f"(hidden in steps of {steps.hidden_multiple}, heads of {steps.head_multiple})",
         *details,
     )
 
@@ -214,11 +213,7 @@ def fixes(problem: Problem, request: Request, point: Alternative | None) -> list
             if m < lattice.hidden_multiple
         ),
         (
-            " ".join(
-                f"{BUDGET_FLAGS[n]} {wider[n]:g}"
-                for n, v in problem.tolerance.by_budget.items()
-                if wider[n] > v
-            ),
+            " ".join(f"{BUDGET_FLAGS[n]} {wider[n]:g}" for n, v in problem.tolerance.by_budget.items() if wider[n] > v),
             lambda: replace(problem, tolerance=Tolerance(**wider)),
         ),
     ]
@@ -227,7 +222,7 @@ def fixes(problem: Problem, request: Request, point: Alternative | None) -> list
         if not flags or (flags == "--heads sectioned" and request.heads != "uniform"):
             continue
         try:
-            _, solution = looked(changed(), 1)
+            solution = looked(changed(), 1)
         except SmeltError:
             continue
         if solution is not None:

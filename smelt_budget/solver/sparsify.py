@@ -12,9 +12,7 @@ from smelt_budget.spec import ModelSpec
 MOST_EXPERTS = 65_536
 
 
-def sparsified(
-    baseline: ModelSpec, sparsity: float, setting: Setting, top_k: int | None, multiple: int
-) -> ModelSpec:
+def sparsified(baseline: ModelSpec, sparsity: float, setting: Setting, top_k: int | None, multiple: int) -> ModelSpec:
     """The baseline with the expert count whose compute-equivalent sparsity is nearest to `sparsity` (rule C15).
 
     Args:
@@ -25,9 +23,7 @@ def sparsified(
         BadInput: the sparsity is out of range or out of reach, or the dense width does not divide.
     """
     if not 0 <= sparsity < 1:
-        raise BadInput(
-            f"--sparsity {sparsity:g} is not between 0 and 1", f"fix: --sparsity {sparsity / 100:g}"
-        )
+        raise BadInput(f"--sparsity {sparsity:g} is not between 0 and 1", f"fix: --sparsity {sparsity / 100:g}")
     if baseline.is_moe and top_k not in (None, baseline.num_experts_per_tok):
         raise BadInput(
             f"--top-k {top_k}: the baseline is a MoE with top-{baseline.num_experts_per_tok} already, which is kept"

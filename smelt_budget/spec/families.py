@@ -104,13 +104,9 @@ def base(c: Config) -> Fields:
 def grouped_query(c: Config, *, kv_default: bool = False, head_default: bool = False) -> Fields:
     """Heads. `kv_default`/`head_default`: the class has a number of its own, so an absent key is not derived."""
     if kv_default and "num_key_value_heads" not in c.data:
-        c.fail(
-            "num_key_value_heads is missing; the class default is not the checkpoint's. Null means all heads"
-        )
+        c.fail("num_key_value_heads is missing; the class default is not the checkpoint's. Null means all heads")
     if head_default and "head_dim" not in c.data:
-        c.fail(
-            "head_dim is missing; the class default is not the checkpoint's. Null means hidden_size / heads"
-        )
+        c.fail("head_dim is missing; the class default is not the checkpoint's. Null means hidden_size / heads")
     return {
         "num_attention_heads": c.whole("num_attention_heads"),
         "num_key_value_heads": c.whole("num_key_value_heads", None),
@@ -154,8 +150,7 @@ def qwen_windows(c: Config, fields: Fields, rule: Callable[[int, int], bool]) ->
     if kinds is None and use and window:
         first = c.whole("max_window_layers")
         kinds = tuple(
-            "sliding_attention" if rule(i, first) else "full_attention"
-            for i in range(fields["num_hidden_layers"])
+            "sliding_attention" if rule(i, first) else "full_attention" for i in range(fields["num_hidden_layers"])
         )
     if kinds is None or "sliding_attention" not in kinds:
         return {}
@@ -174,9 +169,7 @@ def sparse_steps(c: Config, fields: Fields) -> tuple[int, ...]:
     return tuple(i for i in range(fields["num_hidden_layers"]) if i in listed or (i + 1) % step)
 
 
-def with_dense(
-    c: Config, fields: Fields, layers: tuple[int, ...], width: str = "intermediate_size"
-) -> Fields:
+def with_dense(c: Config, fields: Fields, layers: tuple[int, ...], width: str = "intermediate_size") -> Fields:
     """The listed dense layers and their width; a width no layer uses is left alone."""
     value = c.whole(width, None)
     if len(layers) == fields["num_hidden_layers"]:  # no layer routes: a dense model
@@ -220,9 +213,7 @@ def qwen3_moe(c: Config) -> Fields:
 
 def mixtral(c: Config) -> Fields:
     """Mixtral: `intermediate_size` is the expert width."""
-    return (
-        base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
-    )
+    return base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
 
 
 def olmoe(c: Config) -> Fields:
@@ -355,21 +346,15 @@ def dbrx(c: Config) -> Fields:
 
 def minimax(c: Config) -> Fields:
     """MiniMax-Text-01: only its full-attention layers can be counted; lightning attention is refused."""
-    fields = (
-        base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
-    )
+    fields = base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
     types, legacy = c.items("layer_types"), c.items("attn_type_list")
     if types is None and legacy is None:
-        c.fail(
-            "layer_types is missing; the class default has lightning (linear) attention in every other layer"
-        )
+        c.fail("layer_types is missing; the class default has lightning (linear) attention in every other layer")
     if legacy is not None and (set(map(str, legacy)) != {"1"} or len(legacy) != fields["num_hidden_layers"]):
         c.fail("attn_type_list has lightning (linear) attention, which cannot be counted exactly here")
     for kind in types or ():
         if kind != "full_attention":
-            c.fail(
-                f"layer_types has {kind!r:.40}: lightning (linear) attention cannot be counted exactly here"
-            )
+            c.fail(f"layer_types has {kind!r:.40}: lightning (linear) attention cannot be counted exactly here")
     if types is not None and len(types) != fields["num_hidden_layers"]:
         c.fail(f"layer_types lists {len(types)} layers, num_hidden_layers is {fields['num_hidden_layers']}")
     return fields
@@ -398,9 +383,7 @@ def llama4_text(c: Config) -> Fields:
         moe = range(step - 1, layers, step)
     elif any(type(i) is not int or not 0 <= i < layers for i in moe):
         c.fail(f"moe_layers is {moe!r:.40}, not a list of layers below {layers}")
-    fields |= with_dense(
-        c, fields, tuple(i for i in range(layers) if i not in set(moe)), "intermediate_size_mlp"
-    )
+    fields |= with_dense(c, fields, tuple(i for i in range(layers) if i not in set(moe)), "intermediate_size_mlp")
     c.taken.add("use_qk_norm")  # an L2 norm without weights
     return fields | llama4_windows(c, fields)
 

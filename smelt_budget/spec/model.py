@@ -183,15 +183,12 @@ class ModelSpec(Frozen):
     @model_validator(mode="after")
     def _attention_is_whole(self) -> ModelSpec:
         latent = {
-            name: getattr(self, name)
-            for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
+            name: getattr(self, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
         }
         if self.kv_lora_rank is None:
             stray = [name for name, value in latent.items() if value is not None]
             if stray:
-                raise ValueError(
-                    f"{', '.join(stray)} set without kv_lora_rank: is this latent attention or not?"
-                )
+                raise ValueError(f"{', '.join(stray)} set without kv_lora_rank: is this latent attention or not?")
             if self.num_attention_heads % self.num_key_value_heads:  # pyright: ignore[reportOperatorIssue]
                 raise ValueError(
                     f"num_attention_heads {self.num_attention_heads} does not divide by num_key_value_heads "
@@ -213,9 +210,7 @@ class ModelSpec(Frozen):
                 raise ValueError("attention_chunk_size needs layer_types to say which layers are chunked")
             return self
         if len(kinds) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types lists {len(kinds)} layers, num_hidden_layers is {self.num_hidden_layers}"
-            )
+            raise ValueError(f"layer_types lists {len(kinds)} layers, num_hidden_layers is {self.num_hidden_layers}")
         if "sliding_attention" in kinds and self.sliding_window is None:
             raise ValueError("layer_types has sliding_attention but sliding_window is missing")
         if "chunked_attention" in kinds and self.attention_chunk_size is None:
@@ -252,9 +247,7 @@ class ModelSpec(Frozen):
     @model_validator(mode="after")
     def _core_is_whole(self) -> ModelSpec:
         if self.loop is not None and self.loop.stop > self.num_hidden_layers:
-            raise ValueError(
-                f"loop.stop {self.loop.stop} is past the last of {self.num_hidden_layers} layers"
-            )
+            raise ValueError(f"loop.stop {self.loop.stop} is past the last of {self.num_hidden_layers} layers")
         core = self.core
         if core is None:
             return self
@@ -300,16 +293,9 @@ def explained(error: ValidationError) -> list[str]:
             message = "unknown key; it could change a count, so it is not skipped"
         elif finding["type"] == "missing":
             message = "missing, and never guessed"
-        elif (
-            finding["type"] == "int_type"
-            and type(given) is float
-            and given.is_integer()
-            and abs(given) < 1e15
-        ):
+        elif finding["type"] == "int_type" and type(given) is float and given.is_integer() and abs(given) < 1e15:
             message = f"is a number with a point or an exponent; write it as {int(given)}"
-        shown = (
-            "" if not key or finding["type"] in ("missing", "extra_forbidden") else f" (got {given!r:.60})"
-        )
+        shown = "" if not key or finding["type"] in ("missing", "extra_forbidden") else f" (got {given!r:.60})"
         lines.append(f"{key + ': ' if key else ''}{message}{shown}")
     more = len(lines) - MOST_SHOWN
     return lines[:MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])

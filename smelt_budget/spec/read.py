@@ -7,7 +7,7 @@ are the fields of `ModelSpec`. `smelt.yaml#twin` is one arm of a solved pair.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Reading:
     """Said always: wrappers opened, what is not counted."""
     harmless: tuple[str, ...] = ()
     """Keys that change no count; listed on -v."""
+    attention_length: int | None = None
+    """What a built-in model's paper counts attention over, where it says so."""
 
 
 def read(source: str) -> Reading:
@@ -43,16 +45,13 @@ def read(source: str) -> Reading:
     """
     path, _, arm = source.partition("#")
     if source != "-" and not Path(path).exists() and builtin.has(path):
-        return read_mapping(builtin.load(path)["config"], path)
+        model = builtin.load(path)
+        return replace(read_mapping(model["config"], path), attention_length=model.get("attention_length"))
     if path == "-":
         return read_mapping(parse(read_text("-"), "standard input"), "standard input")
     if not Path(path).exists():
         near = difflib.get_close_matches(path.lower(), builtin.names(), 3, 0.5)
-        hint = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else "see `smelt-budget models` for the built-in ones"
-        )
+        hint = f"did you mean {' or '.join(near)}?" if near else "see `smelt-budget models` for the built-in ones"
         raise BadInput(f"no file and no built-in model is called {path}", f"fix: {hint}")
     if Path(path).is_dir():
         inside = Path(path) / "config.json"
@@ -83,9 +82,7 @@ def read_mapping(data: dict[str, Any], origin: str) -> Reading:
     if data.get("model_type") not in FAMILIES:
         data = opened(data, origin, notes)
     if data.get("multi_latent_attention") is False:  # leftovers of a switched-off kind (THUDM/slime PR 1980)
-        data = {
-            key: value for key, value in data.items() if key not in (*LATENT_FIELDS, "qk_pos_emb_head_dim")
-        }
+        data = {key: value for key, value in data.items() if key not in (*LATENT_FIELDS, "qk_pos_emb_head_dim")}
     family = data.get("model_type")
     if family is None:
         return read_own(data, origin, notes)
@@ -108,14 +105,10 @@ def read_own(data: dict[str, Any], origin: str, notes: list[str]) -> Reading:
     """Own YAML: the fields of `ModelSpec`, plus keys known to be harmless."""
     if "architectures" in data:
         raise BadInput(f"{origin} looks like a Hugging Face config without model_type", "fix: add model_type")
-    fields = {
-        key: value for key, value in data.items() if key in ModelSpec.model_fields or not is_harmless(key)
-    }
+    fields = {key: value for key, value in data.items() if key in ModelSpec.model_fields or not is_harmless(key)}
     fields.pop("multi_latent_attention", None)
     spec = checked(fields, origin)
-    return Reading(
-        spec, origin, *told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes)
-    )
+    return Reading(spec, origin, *told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes))
 
 
 def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
@@ -130,9 +123,7 @@ def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any
             if outer is not None and inner.get("tie_word_embeddings") is None and "text_config" not in inner:
                 inner = inner | {"tie_word_embeddings": outer}
             if inner.get("model_type") is None and "text_config" not in inner:
-                raise BadInput(
-                    f"{origin}: {key} has no model_type, so its family is not known", "fix: add model_type"
-                )
+                raise BadInput(f"{origin}: {key} has no model_type, so its family is not known", "fix: add model_type")
             return opened(inner, origin, notes)
     return data
 

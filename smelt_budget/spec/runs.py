@@ -125,9 +125,7 @@ def merged(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     together: dict[tuple[Section, str, bool], Run] = {}
     for run in runs:
         before = together.get(run.kind)
-        together[run.kind] = Run(
-            run.layer, run.kind, run.layers + (before.layers if before else 0), run.visits
-        )
+        together[run.kind] = Run(run.layer, run.kind, run.layers + (before.layers if before else 0), run.visits)
     return tuple(together.values())
 
 
@@ -137,8 +135,7 @@ def layer_kinds(spec: Any) -> list[tuple[Section, str, bool]]:
     default = "full_attention" if spec.sliding_window is None else "sliding_attention"
     windows = spec.layer_types or (default,) * spec.num_hidden_layers
     return [
-        (section_of(spec, i), windows[i], spec.num_experts is None or i in dense)
-        for i in range(spec.num_hidden_layers)
+        (section_of(spec, i), windows[i], spec.num_experts is None or i in dense) for i in range(spec.num_hidden_layers)
     ]
 
 

@@ -26,9 +26,7 @@ def read_text(source: str) -> str:
         else:
             path = Path(source)
             if path.exists() and not path.is_file():
-                raise BadInput(
-                    f"{source} is not a file", "fix: give a YAML file, a config.json or a built-in name"
-                )
+                raise BadInput(f"{source} is not a file", "fix: give a YAML file, a config.json or a built-in name")
             with path.open("rb") as file:
                 data = file.read(LARGEST + 1)
     except OSError as error:
@@ -40,9 +38,7 @@ def read_text(source: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(
-            f"{source} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}"
-        ) from None
+        raise BadInput(f"{source} is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}") from None
 
 
 def parse(text: str, origin: str) -> dict[str, Any]:
@@ -77,9 +73,7 @@ def parse_json(text: str, origin: str) -> Any:
         try:
             return parse_yaml(text, origin)
         except BadInput:
-            raise BadInput(
-                f"{origin} is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
-            ) from None
+            raise BadInput(f"{origin} is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from None
     except ValueError as error:  # an integer of more than 4,300 digits
         raise BadInput(f"{origin}: {str(error).split(';')[0]}") from None
 

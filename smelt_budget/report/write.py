@@ -1,0 +1,68 @@
+"""How does a result reach the disk? Whole or not at all, and never over something that was there.
+
+Text goes to a temporary file beside its place, is flushed, and is then linked or renamed into it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from smelt_budget.errors import BadInput
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Fail before the work, not after it: the place is taken, or cannot be written."""
+    if path.is_dir():
+        raise BadInput(f"{path} is a directory", f"fix: --out {path / 'smelt.yaml'}")
+    if path.exists() and not force:
+        raise BadInput(f"{path} exists and is not overwritten", "fix: --force, or another --out")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"cannot write {path}: no such directory", f"fix: mkdir -p {path.parent}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise BadInput(f"cannot write {path}: the directory is not writable")
+
+
+def write_text(path: Path, text: str, force: bool) -> None:
+    """Write atomically; without `force` a file that appeared meanwhile is kept."""
+    check_free(path, force)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(0o666 & ~current_umask())
+            if force:
+                Path(name).replace(path)
+            else:
+                os.link(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except FileExistsError:
+        raise BadInput(f"{path} exists and is not overwritten", "fix: --force, or another --out") from None
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def current_umask() -> int:
+    """The process's umask; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def as_yaml(data: dict[str, Any], heading: str) -> str:
+    """Plain data as YAML 1.2 under a comment; reading it back gives the data."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.default_flow_style = None  # lists of numbers stay on one line
+    yaml.width = 110
+    out = io.StringIO()
+    yaml.dump(data, out)
+    return "".join(f"# {line}\n" for line in heading.splitlines()) + out.getvalue()
