@@ -259,6 +259,20 @@ def shared_and_dense_first(c: Config, fields: Fields) -> Fields:
     return {"shared_expert_intermediate_size": shared or None} | with_dense(c, fields, layers)
 
 
+def glm4_moe_lite(c: Config) -> Fields:
+    """GLM-4.7-Flash: DeepSeek's layers; `mlp_layer_types` lists the dense ones, left out it is the first."""
+    kinds = c.items("mlp_layer_types")
+    if kinds is None:
+        first = {"first_k_dense_replace": 1}
+    else:
+        dense = [kind == "dense" for kind in kinds]
+        if set(kinds) - {"dense", "sparse"} or True in dense[dense.count(True) :]:
+            c.fail(f"mlp_layer_types is {kinds!r:.40}, not dense layers followed by sparse ones")
+        first = {"first_k_dense_replace": dense.count(True)}
+    c.data = first | c.data
+    return deepseek(c)
+
+
 def glm4_moe(c: Config) -> Fields:
     """GLM-4.5: biases on q, k, v only, per-head qk-norm by switch."""
     fields = base(c) | grouped_query(c, kv_default=True)
@@ -458,6 +472,7 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
     "glm4_moe": glm4_moe,
+    "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granitemoe": granitemoe,
     "granitemoeshared": granitemoe,
