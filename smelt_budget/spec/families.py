@@ -27,6 +27,12 @@ class Config:
     def __init__(self, data: dict[str, Any], origin: str):
         self.data, self.origin = data, origin
         self.taken: set[str] = set()
+        self.set_aside: set[str] = set()
+
+    def aside(self, *keys: str) -> None:
+        """Keys this family's class does not read; listed with the harmless ones."""
+        self.set_aside.update(key for key in keys if key in self.data)
+        self.taken.update(keys)
 
     def take(self, key: str, default: Any = REQUIRED) -> Any:
         """A value; null counts as absent. Without a default a missing key is an error."""
@@ -172,6 +178,8 @@ def sparse_steps(c: Config, fields: Fields) -> tuple[int, ...]:
 def with_dense(c: Config, fields: Fields, layers: tuple[int, ...], width: str = "intermediate_size") -> Fields:
     """The listed dense layers and their width; a width no layer uses is left alone."""
     value = c.whole(width, None)
+    if not layers:
+        c.aside(width)
     if len(layers) == fields["num_hidden_layers"]:  # no layer routes: a dense model
         for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             fields.pop(key, None)
@@ -183,7 +191,7 @@ def qwen_moe(c: Config) -> Fields:
     """What qwen2_moe and qwen3_moe share."""
     fields = base(c) | grouped_query(c, kv_default=True)
     if c.one_of(EXPERTS) == 0:
-        c.taken.update((*TOP_K, "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"))
+        c.aside(*TOP_K, "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
         return fields | {"intermediate_size": c.whole("intermediate_size")}
     fields |= experts(c, "moe_intermediate_size")
     return fields | with_dense(c, fields, sparse_steps(c, fields))
@@ -194,11 +202,12 @@ def qwen2_moe(c: Config) -> Fields:
     fields = qwen_moe(c)
     fields |= qwen_windows(c, fields, lambda i, first: i % 2 == 0 and i < first)
     fields["attention_bias"] = c.flag("qkv_bias", True)
+    c.aside("attention_bias")
     if "num_experts" in fields:
         shared = c.whole("shared_expert_intermediate_size")
         fields |= {"shared_expert_intermediate_size": shared or None, "shared_expert_gate": shared > 0}
     else:
-        c.taken.add("shared_expert_intermediate_size")
+        c.aside("shared_expert_intermediate_size")
     return fields
 
 
@@ -243,7 +252,7 @@ def deepseek(c: Config) -> Fields:
     }
     if "q_lora_rank" not in c.data:
         c.fail("q_lora_rank is missing; null means no query compression")
-    c.taken |= {"num_key_value_heads", "head_dim"}  # one latent serves every head
+    c.aside("num_key_value_heads", "head_dim")  # one latent serves every head
     return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields)
 
 
@@ -340,7 +349,7 @@ def dbrx(c: Config) -> Fields:
         c.fail("tie_word_embeddings is true, which DBRX does not support")
     # transformers writes every config's own defaults into the nested ones; there the flag decides nothing
     for nested in (attention, ffn):
-        nested.taken |= {"tie_word_embeddings", "is_encoder_decoder", "add_cross_attention", "hidden_size"}
+        nested.aside("tie_word_embeddings", "is_encoder_decoder", "add_cross_attention", "hidden_size")
     fields = {
         "hidden_size": c.whole("d_model"),
         "num_hidden_layers": c.whole("n_layers"),
@@ -354,7 +363,7 @@ def dbrx(c: Config) -> Fields:
         "norm": "layer_norm_no_bias",
     }
     c.data = c.leftover() | attention.leftover() | ffn.leftover()
-    c.taken = set()
+    c.taken, c.set_aside = set(), c.set_aside | attention.set_aside | ffn.set_aside
     return fields
 
 
@@ -398,7 +407,7 @@ def llama4_text(c: Config) -> Fields:
     elif any(type(i) is not int or not 0 <= i < layers for i in moe):
         c.fail(f"moe_layers is {moe!r:.40}, not a list of layers below {layers}")
     fields |= with_dense(c, fields, tuple(i for i in range(layers) if i not in set(moe)), "intermediate_size_mlp")
-    c.taken.add("use_qk_norm")  # an L2 norm without weights
+    c.aside("use_qk_norm")  # an L2 norm without weights
     return fields | llama4_windows(c, fields)
 
 
@@ -441,6 +450,7 @@ def mistral(c: Config) -> Fields:
 def qwen2(c: Config) -> Fields:
     """Qwen2 dense: q/k/v biases."""
     fields = dense(c) | grouped_query(c, kv_default=True) | {"attention_bias": True}
+    c.aside("attention_bias")
     return fields | qwen_windows(c, fields, lambda i, first: i >= first)
 
 
@@ -459,7 +469,7 @@ def ouro(c: Config) -> Fields:
     kinds = listed_windows(c, fields)
     if c.flag("use_sliding_window", False) or (kinds and "sliding_attention" in kinds):
         c.fail("sliding windows are not read for ouro")
-    c.taken |= {"sliding_window", "max_window_layers"}
+    c.aside("sliding_window")
     return fields | {
         "norms_per_layer": 4,
         "early_exit_gate": True,

@@ -98,7 +98,8 @@ def read_mapping(data: dict[str, Any], origin: str) -> Reading:
         )
     config = Config(data, origin)
     spec = checked(FAMILIES[family](config), origin)
-    return Reading(spec, origin, *told(config.leftover(), spec, origin, notes))
+    said, harmless = told(config.leftover(), spec, origin, notes)
+    return Reading(spec, origin, said, tuple(sorted({*harmless, *config.set_aside})))
 
 
 def read_own(data: dict[str, Any], origin: str, notes: list[str]) -> Reading:

@@ -232,7 +232,9 @@ def test_saved_config_reads_the_same(draw):
         assert Ledger(spec, Setting.of(spec)).total == expected, (seed, saved)
 
 
-@pytest.mark.parametrize("draw", [mixtral, qwen3_moe, olmoe, qwen2_moe, deepseek_v3, llama, qwen3], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "draw", [mixtral, qwen3_moe, olmoe, qwen2_moe, deepseek_v3, llama, qwen3], ids=lambda f: f.__name__
+)
 def test_full_square_flops_equal_torchs_counter(draw):
     """Exact: torch's FLOP counter over transformers' forward pass, eager attention and batched experts."""
     from torch.utils.flop_counter import FlopCounterMode
