@@ -320,10 +320,12 @@ def told(source: str, verbose: bool) -> Any:
     return reading
 
 
-def positive_length(given: Fraction | None, of_model: int | None) -> Fraction | None:
-    """The attention length asked for, else the one a built-in model's paper uses."""
+def positive_length(given: Fraction | None, of_model: float | None) -> Fraction | None:
+    """The attention length asked for, else the one that comes with the model."""
     if given is None:
-        return None if of_model is None else Fraction(of_model)
+        if of_model is None:
+            return None
+        given = fraction(str(of_model))
     if not 1 <= given <= 10**12:
         raise BadInput(f"--attention-length {float(given):g} is not at least 1: a token attends to itself")
     return given

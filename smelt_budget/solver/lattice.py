@@ -89,6 +89,8 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
     reach = PINNED_WINDOW if keep else HIDDEN_WINDOW
     hidden = multiples(relaxed.hidden_size * exp(-reach), relaxed.hidden_size * exp(reach), step.hidden_multiple)
     hidden = pinned(hidden, keep.get("hidden_size"))
+    if not len(hidden):
+        raise no_point(relaxed)
     expert_width = multiples(
         b.moe_intermediate_size * hidden[0] / b.hidden_size * exp(-window),
         b.moe_intermediate_size * hidden[-1] / b.hidden_size * exp(window),
@@ -96,11 +98,7 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
     )
     geometry = latent_geometry(problem) if problem.latent else grouped_geometry(problem, window)
     if not all(len(values) for values in (hidden, expert_width, *geometry.values())):
-        raise Infeasible(
-            "no point on this lattice: the steps are wider than the model",
-            f"relaxed: hidden {relaxed.hidden_size:.0f}, expert width {relaxed.moe_intermediate_size:.0f}",
-            "fix: smaller --hidden-multiple, --head-multiple or --expert-multiple, or another --keep",
-        )
+        raise no_point(relaxed)
     head = geometry["v_head_dim" if problem.latent else "head_dim"]
     base_width = b.num_attention_heads * (b.v_head_dim if problem.latent else b.head_dim)  # pyright: ignore
     least = max(b.num_experts_per_tok or 1, 2)
@@ -117,6 +115,15 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
         window=window,
         slenderness=b.moe_intermediate_size / b.hidden_size,  # pyright: ignore[reportOptionalOperand]
         attention_width=base_width / b.hidden_size,
+    )
+
+
+def no_point(relaxed: Relaxed) -> Infeasible:
+    """The refusal where an axis is empty."""
+    return Infeasible(
+        "no point on this lattice: the steps are wider than the model",
+        f"relaxed: hidden {relaxed.hidden_size:.0f}, expert width {relaxed.moe_intermediate_size:.0f}",
+        "fix: smaller --hidden-multiple, --head-multiple or --expert-multiple, or another --keep",
     )
 
 

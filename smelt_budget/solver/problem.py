@@ -149,6 +149,8 @@ class Problem:
     def fields(self, free: Mapping[str, Any], core_experts: Any, following: Callable[[Any], Any]) -> dict[str, Any]:
         """Twin fields from free quantities. `following` rounds a width that keeps its share."""
         out = dict(free)
+        if self.latent and "q_lora_rank" not in free:  # queries are not compressed
+            out["q_lora_rank"] = None
         width = free["moe_intermediate_size"]
         for name in FOLLOWING:
             old = getattr(self.baseline, name)

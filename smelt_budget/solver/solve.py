@@ -14,9 +14,10 @@ from smelt_budget.solver.lattice import axes
 from smelt_budget.solver.plan import Plan, place
 from smelt_budget.solver.problem import Lattice, Policy, Problem, Tolerance
 from smelt_budget.solver.relax import relax
-from smelt_budget.solver.search import Found, Progress, search
+from smelt_budget.solver.search import Progress, search
 from smelt_budget.solver.solution import Alternative, Certificate, Gaps, Solution
 from smelt_budget.solver.sparsify import sparsified
+from smelt_budget.solver.targets import Found
 from smelt_budget.spec import ModelSpec
 
 WIDEST_SEARCH = 64

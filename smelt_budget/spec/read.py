@@ -13,7 +13,8 @@ from typing import Any
 
 from smelt_budget.errors import BadInput
 from smelt_budget.spec import builtin
-from smelt_budget.spec.families import FAMILIES, REFUSED, Config
+from smelt_budget.spec.config import Config
+from smelt_budget.spec.families import FAMILIES, REFUSED
 from smelt_budget.spec.keys import NOTED, is_harmless, sort_leftovers
 from smelt_budget.spec.model import ModelSpec, checked
 from smelt_budget.spec.text import parse, read_text
@@ -33,8 +34,8 @@ class Reading:
     """Said always: wrappers opened, what is not counted."""
     harmless: tuple[str, ...] = ()
     """Keys that change no count; listed on -v."""
-    attention_length: int | None = None
-    """What a built-in model's paper counts attention over, where it says so."""
+    attention_length: float | None = None
+    """What a built-in model's paper, or the pair it is an arm of, counts attention over."""
 
 
 def read(source: str) -> Reading:
@@ -67,10 +68,12 @@ def read_file(path: str, arm: str) -> Reading:
     if {"baseline", "twin"} <= data.keys():
         if arm not in ("baseline", "twin"):
             raise BadInput(f"{path} holds a solved pair", f"fix: {path}#baseline or {path}#twin")
-        inner = data[arm]
+        inner = data[arm].get("spec") if isinstance(data[arm], dict) else None
         if not isinstance(inner, dict):
-            raise BadInput(f"{path}: {arm} is not a mapping")
-        return read_mapping(inner, f"{path}#{arm}")
+            raise BadInput(f"{path}: {arm} has no spec")
+        setting = data.get("setting")
+        length = setting.get("attention_length") if isinstance(setting, dict) else None
+        return replace(read_mapping(inner, f"{path}#{arm}"), attention_length=length)
     if arm:
         raise BadInput(f"{path} is no solved pair, so it has no {arm!r}")
     return read_mapping(data, path)

@@ -45,8 +45,8 @@ def counted(source, convention=FULL, context=4096, length=None):
 def own(**fields):
     """A small grouped-query MoE."""
     base = {
-        "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 100, "num_attention_heads": 8, "num_key_value_heads": 2,
-        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 100, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     }  # fmt: skip
     return read_mapping(base | fields, "own").spec
 

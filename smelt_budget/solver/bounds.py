@@ -1,0 +1,99 @@
+"""Which points need no look? Pairs that miss the cache, expert widths that miss a budget, pairs that cannot win.
+
+A pair is a hidden width and an attention geometry. All bounds come from the ledger's own polynomials, evaluated at
+a few corners over arrays of pairs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smelt_budget.ledger import Totals, totals
+from smelt_budget.solver.lattice import Array, Axes, query_rank
+from smelt_budget.solver.problem import FOLLOWING, Problem
+from smelt_budget.solver.score import HEAD_WEIGHT, SHAPE_WEIGHT, Shape
+from smelt_budget.solver.targets import Targets
+
+
+def pairs_within(problem: Problem, lattice: Axes, targets: Targets) -> tuple[dict[str, Array], Array]:
+    """Every (hidden, geometry) pair on the lattice whose KV cache is within tolerance, and its KV gap."""
+    one = {name: values.copy() for name, values in lattice.geometry.items()}
+    probe = one | {"hidden_size": np.ones(1), "moe_intermediate_size": np.ones(1)}
+    cache = totals(problem.draft(probe | {"num_experts": 1.0}, 1.0), targets.setting).kv_elements
+    gap = np.broadcast_to(cache / targets.totals.kv_elements - 1, lattice.query_width.shape)
+    start, stop = lattice.hidden_range()
+    counts = np.where((gap >= targets.kv[0]) & (gap <= targets.kv[1]), np.maximum(stop - start, 0), 0)
+    which = np.repeat(np.arange(len(counts)), counts)
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(start, counts)
+    pairs = {"hidden_size": lattice.hidden[index]} | {name: values[which] for name, values in one.items()}
+    rank = query_rank(problem, pairs["hidden_size"]) if problem.latent else None
+    if rank is not None:
+        pairs["q_lora_rank"] = rank
+    return pairs, gap[which]
+
+
+def contract(
+    problem: Problem, lattice: Axes, targets: Targets, pairs: dict[str, Array], offset: int
+) -> tuple[Array, Array]:
+    """Index range into the expert widths outside which FLOPs or parameters miss their tolerance.
+
+    FLOPs f00 + f10 F + f01 E and parameters n00 + n10 F + n01 E + n11 F E grow with both F and E. A bound on one
+    therefore bounds the other; three rounds bring the interval close to its limit. `slack` covers what rounding the
+    following widths and a core with up to `offset` more experts can add.
+    """
+
+    def corner(width: float, experts: float) -> Totals:
+        free = pairs | {"moe_intermediate_size": np.full_like(pairs["hidden_size"], width)}
+        return totals(problem.draft(free | {"num_experts": experts}, experts, rounded=False), targets.setting)
+
+    a, b, c, d = corner(0.0, 0.0), corner(1.0, 0.0), corner(0.0, 1.0), corner(1.0, 1.0)
+    f00, f10, f01 = a.forward_flops, b.forward_flops - a.forward_flops, c.forward_flops - a.forward_flops
+    n00, n10, n01 = a.non_embedding, b.non_embedding - a.non_embedding, c.non_embedding - a.non_embedding
+    n11 = d.non_embedding - b.non_embedding - c.non_embedding + a.non_embedding
+    flops = [targets.totals.forward_flops * (1 + g) for g in targets.flops]
+    params = [targets.totals.non_embedding * (1 + g) for g in targets.params]
+    slack_f, slack_n = rounding_slack(problem, targets, pairs)
+    slack_f = slack_f + 2 * offset * f01
+    first, last = lattice.width_range(pairs["hidden_size"])
+    low = lattice.expert_width[np.minimum(first, len(lattice.expert_width) - 1)]
+    high = lattice.expert_width[np.maximum(last - 1, 0)]
+    for _ in range(3):
+        most = (params[1] + slack_n - n00 - n10 * low) / (n01 + n11 * low) + 2 * offset
+        low = np.maximum(low, (flops[0] - slack_f - f00 - f01 * np.minimum(most, lattice.most_experts)) / f10)
+        least = (params[0] - slack_n - n00 - n10 * high) / (n01 + n11 * high) - 2 * offset
+        high = np.minimum(high, (flops[1] + slack_f - f00 - f01 * np.maximum(least, lattice.least_experts)) / f10)
+    inside = np.searchsorted(lattice.expert_width, low - 1e-6)
+    outside = np.searchsorted(lattice.expert_width, high + 1e-6, side="right")
+    return np.maximum(first, inside), np.minimum(last, outside)
+
+
+def rounding_slack(problem: Problem, targets: Targets, pairs: dict[str, Array]) -> tuple[Array, Array]:
+    """FLOPs and parameters that moving every following width by one step costs; rounding moves them by half."""
+    widths = [name for name in FOLLOWING if getattr(problem.baseline, name) is not None]
+    zero = np.zeros_like(pairs["hidden_size"])
+    if not widths:
+        return zero, zero
+    draft = problem.draft(pairs | {"moe_intermediate_size": zero, "num_experts": 0.0}, 0.0)
+    before = totals(draft, targets.setting)
+    for name in widths:
+        setattr(draft, name, getattr(draft, name) + problem.lattice.expert_multiple)
+    after = totals(draft, targets.setting)
+    return after.forward_flops - before.forward_flops, after.non_embedding - before.non_embedding
+
+
+def lower_bound(problem: Problem, targets: Targets, pairs: dict[str, Array], kv_gap: Array) -> Array:
+    """No expert width or count brings a pair's score below this.
+
+    The KV gap and the head size are the pair's own. Of the other two terms, with share = a / (c F) and slenderness
+    F / H, the triangle inequality leaves |ln(share * slenderness)| whatever F is, up to the rounding of following
+    widths.
+    """
+    if not len(kv_gap):
+        return kv_gap
+    one = np.ones_like(kv_gap)
+    shape = Shape.of(problem.draft(pairs | {"moe_intermediate_size": one, "num_experts": 0.0}, 0.0, rounded=False))
+    fixed = abs(np.log(shape.share * shape.slenderness / (targets.shape.share * targets.shape.slenderness)))
+    extra, _ = rounding_slack(problem, targets, pairs)
+    fixed = np.maximum(fixed - 4 * extra / targets.totals.forward_flops, 0)
+    head = HEAD_WEIGHT * abs(np.log(shape.head_size / targets.shape.head_size))
+    return 100 * abs(kv_gap) + SHAPE_WEIGHT * (fixed + head)
