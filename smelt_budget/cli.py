@@ -99,17 +99,18 @@ Spec = Annotated[
         autocompletion=known_models,
     ),
 ]
-ConventionOption = Annotated[ConventionName, typer.Option("--convention", help="What a FLOP count includes (C11).")]
+ConventionOption = Annotated[ConventionName, typer.Option("--convention", help="What a FLOP count includes.")]
 AttentionLength = Annotated[
     Fraction | None,
     typer.Option(
         parser=fraction,
         metavar="POSITIONS",
-        help="Mean positions a token attends to; left out: (context + 1) / 2 for smelt, as C8 says for the others.",
+        help="Mean positions a token attends to; left out: (context + 1) / 2, or the convention's own.",
     ),
 ]
 Context = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of a sequence; left out: min(max_position_embeddings, 4096).")
+    int | None,
+    typer.Option(metavar="N", min=1, help="Tokens of a sequence; left out: min(max_position_embeddings, 4096)."),
 ]
 KvBytes = Annotated[Fraction, typer.Option(parser=fraction, metavar="BYTES", help="Bytes of one cached element.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -147,18 +148,27 @@ def solve(
         typer.Option(parser=share, metavar="S", help="First move the baseline's expert count to this S (0.95, 95%)."),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Experts per token of a dense baseline under --sparsity (left out: 8).")
+        int | None,
+        typer.Option(metavar="N", help="Experts per token of a dense baseline under --sparsity (left out: 8)."),
     ] = None,
     span: Annotated[
         Fraction, typer.Option(parser=fraction, metavar="SHARE", help="Share of the layers that loops.")
     ] = "0.5",  # pyright: ignore[reportArgumentType]
-    visits: Annotated[int, typer.Option(min=1, max=1000, help="How often the core runs.")] = 2,
-    start: Annotated[int | None, typer.Option(min=0, help="First core layer, from 0; left out: centred.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Physical depth of the twin; left out: kept.")] = None,
-    hidden_multiple: Annotated[int, typer.Option(min=1, help="Step of the hidden size.")] = 16,
-    head_multiple: Annotated[int, typer.Option(min=1, help="Step of head sizes and KV ranks.")] = 8,
-    expert_multiple: Annotated[int, typer.Option(min=1, help="Step of expert, shared and dense widths.")] = 8,
-    experts_multiple: Annotated[int, typer.Option(min=1, help="Step of expert counts (expert parallelism).")] = 1,
+    visits: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How often the core runs.")] = 2,
+    start: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="First core layer, from 0; left out: centred.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Physical depth of the twin; left out: kept.")
+    ] = None,
+    hidden_multiple: Annotated[int, typer.Option(metavar="N", min=1, help="Step of the hidden size.")] = 16,
+    head_multiple: Annotated[int, typer.Option(metavar="N", min=1, help="Step of head sizes and KV ranks.")] = 8,
+    expert_multiple: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Step of expert, shared and dense widths.")
+    ] = 8,
+    experts_multiple: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Step of expert counts (expert parallelism).")
+    ] = 1,
     tolerance: Annotated[
         float, typer.Option(parser=share, metavar="SHARE", help="Largest gap of every budget (0.02, 2%).")
     ] = "0.02",  # pyright: ignore[reportArgumentType]
@@ -174,7 +184,7 @@ def solve(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Pin a free quantity of the twin; repeatable.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="How many twins to show, best first.")] = 1,
+    top: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many twins to show, best first.")] = 1,
     convention: ConventionOption = "smelt",
     attention_length: AttentionLength = None,
     context: Context = None,

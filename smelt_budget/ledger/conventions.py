@@ -1,4 +1,4 @@
-"""Which operations count, and over how many positions? Four named conventions (rules C11..C13).
+"""Which operations count, and over how many positions? Four named conventions (rules C8, C11, C12).
 
 They differ only in what they leave out and in how attention is averaged; the rows are the same. Each was checked
 against the values its owner publishes or computes (`tests/golden/test_conventions.py`).

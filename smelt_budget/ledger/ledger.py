@@ -1,7 +1,7 @@
 """What does one token cost? Totals of a spec under one setting: parameters, FLOPs, KV cache, sparsity.
 
 Counts are exact integers. A mean over positions can be a fraction (rule C8); then the FLOPs of the mean token
-are rounded to the nearest integer once, at the total.
+are rounded to the nearest integer once, at the total (rule C19).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Setting:
         attention_length: Fraction | None = None,
         bytes_per_element: Fraction = Fraction(2),
     ) -> Setting:
-        """The setting for a spec; what is left out follows rule C12 (context) and C8 (attention length)."""
+        """The setting for a spec; what is left out follows rule C12."""
         if context is None:
             context = min(spec.max_position_embeddings or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         length = convention.attention_length(context) if attention_length is None else attention_length
@@ -168,7 +168,7 @@ class Ledger:
 
     @property
     def training_flops(self) -> int:
-        """Forward and backward: three times forward (rule C11)."""
+        """Forward and backward: three times forward (rule C13)."""
         return round(3 * sum(self.setting.flops(row) for row in self.rows))
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from smelt_budget.ledger import Totals, totals
-from smelt_budget.solver.lattice import Array, Axes, query_rank
+from smelt_budget.solver.lattice import MOST_PAIRS, Array, Axes, check_size, query_rank
 from smelt_budget.solver.problem import FOLLOWING, Problem
 from smelt_budget.solver.score import HEAD_WEIGHT, SHAPE_WEIGHT, Shape
 from smelt_budget.solver.targets import Targets
@@ -23,6 +23,7 @@ def pairs_within(problem: Problem, lattice: Axes, targets: Targets) -> tuple[dic
     gap = np.broadcast_to(cache / targets.totals.kv_elements - 1, lattice.query_width.shape)
     start, stop = lattice.hidden_range()
     counts = np.where((gap >= targets.kv[0]) & (gap <= targets.kv[1]), np.maximum(stop - start, 0), 0)
+    check_size("shapes of attention and hidden size", int(counts.sum()), MOST_PAIRS)
     which = np.repeat(np.arange(len(counts)), counts)
     index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(start, counts)
     pairs = {"hidden_size": lattice.hidden[index]} | {name: values[which] for name, values in one.items()}

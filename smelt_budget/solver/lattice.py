@@ -27,6 +27,9 @@ WINDOW = 0.4
 HIDDEN_WINDOW = 0.25
 PINNED_WINDOW = 1.2
 EXPERTS_REACH = 4
+MOST_GEOMETRIES = 1_000_000
+MOST_PAIRS = 4_000_000
+"""Limits that keep a search under about half a gigabyte; the largest built-in model needs a tenth of them."""
 Array = np.ndarray
 
 
@@ -133,6 +136,15 @@ def multiples(low: float, high: float, step: int) -> Array:
     return np.arange(first, floor(high / step + 1e-9) + 1, dtype=float) * step
 
 
+def check_size(words: str, count: int, most: int) -> None:
+    """Refuse a lattice that would not fit into memory, before it is made."""
+    if count > most:
+        raise BadInput(
+            f"the lattice holds {count:,} {words}, more than the {most:,} that are searched",
+            "fix: larger --head-multiple or --hidden-multiple, or --keep a quantity",
+        )
+
+
 def pinned(values: Array, pin: int | None) -> Array:
     """The pin alone where there is one."""
     return values if pin is None else np.array([float(pin)])
@@ -158,7 +170,6 @@ def grouped_geometry(problem: Problem, window: float) -> dict[str, Array]:
     widest = b.num_attention_heads * b.head_dim * exp(window)
     if "num_attention_heads" in keep:
         widest = max(widest, keep["num_attention_heads"] * keep.get("head_dim", b.head_dim))
-    out: list[tuple[float, float, float]] = []
     kept = problem.heads == "sectioned" and problem.depth_kept
     default = [kv0] if kept else range(1, 2 * kv0 + 1)
     kv_heads = [keep["num_key_value_heads"]] if "num_key_value_heads" in keep else default
@@ -170,13 +181,15 @@ def grouped_geometry(problem: Problem, window: float) -> dict[str, Array]:
                 "fix: --heads uniform",
             )
         kv_heads = divisible
-    for size in head_sizes(problem, "head_dim"):
-        for kv in kv_heads:
-            for ratio in range(1, floor(widest / (kv * size)) + 1):
-                if keep.get("num_attention_heads", kv * ratio) == kv * ratio:
-                    out.append((kv * ratio, kv, size))
-    table = np.array(out, dtype=float).reshape(-1, 3)
-    return dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim"), table.T, strict=True))
+    sizes, kv = (a.ravel() for a in np.meshgrid(head_sizes(problem, "head_dim"), np.array(kv_heads, dtype=float)))
+    ratios = np.floor(widest / (kv * sizes)).astype(int)
+    check_size("attention shapes", int(ratios.sum()), MOST_GEOMETRIES)
+    ratio = np.arange(ratios.sum()) - np.repeat(np.cumsum(ratios) - ratios, ratios) + 1.0
+    kv, sizes = np.repeat(kv, ratios), np.repeat(sizes, ratios)
+    chosen = kv * ratio == keep.get("num_attention_heads", kv * ratio)
+    table = (kv * ratio, kv, sizes)
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    return {name: values[chosen] for name, values in zip(names, table, strict=True)}
 
 
 def latent_geometry(problem: Problem) -> dict[str, Array]:

@@ -15,6 +15,7 @@ from smelt_budget.errors import BadInput
 # Sanity bounds, far above any published model. They keep every count of a valid spec below 2**63 per row
 # and every search array exact in float64, and they turn a typed-in phone number into a clear message.
 Width = Annotated[int, Field(ge=1, le=10_000_000)]
+Heads = Annotated[int, Field(ge=1, le=65_536)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=10_000)]
 LayerKind = Literal["full_attention", "sliding_attention", "chunked_attention"]
@@ -55,7 +56,7 @@ class Loop(Frozen):
 class Core(Frozen):
     """Where the core of a sectioned model differs from its prelude and coda; `None` means "the same"."""
 
-    num_key_value_heads: Width | None = None
+    num_key_value_heads: Heads | None = None
     num_experts: Count | None = None
     kv_lora_rank: Width | None = None
 
@@ -75,9 +76,9 @@ class ModelSpec(Frozen):
     """Whether the lm-head is the input embedding."""
     lm_head_bias: bool = False
 
-    num_attention_heads: Width
+    num_attention_heads: Heads
     """Query heads."""
-    num_key_value_heads: Width | None = None
+    num_key_value_heads: Heads | None = None
     """Key/value heads; left out it equals the query heads, as in every Hugging Face family."""
     head_dim: Width | None = None
     """Left out or null it is hidden_size / num_attention_heads, which must then be whole."""

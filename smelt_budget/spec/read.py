@@ -82,15 +82,12 @@ def read_file(path: str, arm: str) -> Reading:
 def read_mapping(data: dict[str, Any], origin: str) -> Reading:
     """A mapping read by its family, or as own YAML."""
     notes: list[str] = []
-    if data.get("model_type") not in FAMILIES:
-        data = opened(data, origin, notes)
+    data = opened(data, origin, notes)
     if data.get("multi_latent_attention") is False:  # leftovers of a switched-off kind (THUDM/slime PR 1980)
         data = {key: value for key, value in data.items() if key not in (*LATENT_FIELDS, "qk_pos_emb_head_dim")}
     family = data.get("model_type")
     if family is None:
         return read_own(data, origin, notes)
-    if not isinstance(family, str):
-        raise BadInput(f"{origin}: model_type is {family!r:.40}, not text")
     if family in REFUSED:
         raise BadInput(f"{origin}: {family} cannot be counted exactly: {REFUSED[family]}")
     if family not in FAMILIES:
@@ -117,6 +114,11 @@ def read_own(data: dict[str, Any], origin: str, notes: list[str]) -> Reading:
 
 def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:
     """The language model inside a multimodal wrapper; the outer tie_word_embeddings holds where it has none."""
+    family = data.get("model_type")
+    if not isinstance(family, (str, type(None))):
+        raise BadInput(f"{origin}: model_type is {family!r:.40}, not text")
+    if family in FAMILIES:
+        return data
     for key in WRAPPERS:
         inner = data.get(key)
         if isinstance(inner, dict):

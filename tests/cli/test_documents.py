@@ -1,0 +1,49 @@
+"""Documents are made from the program: docs/cli.md and the README's sessions equal what it prints today."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+generate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(generate)
+
+
+def test_cli_reference_is_fresh():
+    """`make docs` rewrites it."""
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == generate.cli()
+
+
+def test_readme_sessions_are_what_the_program_prints():
+    """Every `$ smelt-budget` session is run again; `make docs` rewrites them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(generate.SESSION.findall(readme)) >= 3
+    assert generate.sessions(readme) == readme
+
+
+def test_readme_python_runs(capsys):
+    """The example of the API."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1], {})
+    assert " 0.0 " in capsys.readouterr().out
+
+
+def test_every_rule_cited_is_written_down():
+    """C1..Cn in rows, errors and docstrings exist in docs/conventions.md."""
+    rules = set(re.findall(r"\*\*(C\d+)", (ROOT / "docs" / "conventions.md").read_text(encoding="utf-8")))
+    cited = {
+        rule
+        for path in (ROOT / "smelt_budget").rglob("*.py")
+        for rule in re.findall(r"\bC\d+\b", path.read_text(encoding="utf-8"))
+    }
+    assert cited <= rules
+    assert rules == {f"C{i}" for i in range(1, len(rules) + 1)}
+
+
+def test_every_option_is_in_the_reference():
+    """No hidden flags."""
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    source = (ROOT / "smelt_budget" / "cli.py").read_text(encoding="utf-8")
+    for flag in re.findall(r'"(--[a-z-]+)"', source):
+        assert flag in text
