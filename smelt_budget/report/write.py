@@ -59,10 +59,21 @@ def current_umask() -> int:
 def as_yaml(data: dict[str, Any], heading: str) -> str:
     """Plain data as YAML 1.2 under a comment; reading it back gives the data."""
     from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedSeq
+
+    def shaped(value: Any) -> Any:
+        """Mappings in blocks, lists of plain values on one line."""
+        if isinstance(value, dict):
+            return {key: shaped(inner) for key, inner in value.items()}
+        if not isinstance(value, list):
+            return value
+        items = CommentedSeq(shaped(inner) for inner in value)
+        if not any(isinstance(inner, (dict, list)) for inner in value):
+            items.fa.set_flow_style()
+        return items
 
     yaml = YAML()
-    yaml.default_flow_style = None  # lists of numbers stay on one line
     yaml.width = 110
     out = io.StringIO()
-    yaml.dump(data, out)
+    yaml.dump(shaped(data), out)
     return "".join(f"# {line}\n" for line in heading.splitlines()) + out.getvalue()

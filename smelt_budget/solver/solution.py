@@ -111,10 +111,10 @@ class Solution:
         """The `--json` contract, and the content of `smelt.yaml`."""
         out: dict[str, Any] = {
             "smelt_budget": smelt_budget.__version__,
+            "setting": self.setting.as_dict(),
             "baseline": {"spec": self.baseline.compact(), "ledger": self.baseline_ledger.as_dict()},
             "twin": {"spec": self.twin.compact(), "ledger": self.twin_ledger.as_dict()},
             "gaps": self.gaps.as_dict(),
-            "setting": self.setting.as_dict(),
             "heads": self.problem.heads,
             "policy": self.problem.policy,
             "tolerance": self.problem.tolerance.by_budget,
@@ -136,4 +136,4 @@ def certificate_dict(certificate: Certificate) -> dict[str, Any]:
     out = asdict(certificate)
     for name in ("hidden_sizes", "expert_counts"):
         out[name] = dict(zip(("first", "last", "step"), out[name], strict=True))
-    return out | {"complete": True, "lower_score_on_lattice": None}
+    return out | {"complete": True, "claim": f"no point on this lattice scores below {certificate.score!r}"}

@@ -77,7 +77,20 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
         keep=request.keep,
     )
     solution, why = attempt(problem, request, progress)
-    return replace(solution, given=given, notes=(*placed.notes, *why))
+    return replace(solution, given=given, notes=(*moved(given, solution), *placed.notes, *why))
+
+
+def moved(given: ModelSpec, solution: Solution) -> tuple[str, ...]:
+    """What a sparsity asked for made of the baseline."""
+    if given == solution.baseline:
+        return ()
+    after, setting = solution.baseline, solution.setting
+    sparsity = [Ledger(spec, setting).compute_equivalent_sparsity for spec in (given, after)]
+    before = f"{given.num_experts} experts" if given.is_moe else f"a dense width of {given.intermediate_size}"
+    return (
+        f"baseline re-sparsified: {before} -> {after.num_experts} experts of {after.moe_intermediate_size}, "
+        f"top-{after.num_experts_per_tok}, S {sparsity[0]:.2%} -> {sparsity[1]:.2%}",
+    )
 
 
 def attempt(problem: Problem, request: Request, progress: Progress | None) -> tuple[Solution, tuple[str, ...]]:
@@ -86,18 +99,18 @@ def attempt(problem: Problem, request: Request, progress: Progress | None) -> tu
     if solution is not None:
         return solution, ("heads: uniform, which meets every tolerance",) if request.heads == "auto" else ()
     if request.heads != "auto":
-        raise refusal(problem, request)
-    reason = binding(problem, nearest(problem))
+        raise refusal(problem, request, progress)
+    reason = binding(problem, nearest(problem, progress))
     try:
         solution = looked(replace(problem, heads="sectioned"), request.top, progress)
     except BadInput as error:
-        raise refusal(problem, request, f"sectioned: {str(error).splitlines()[0]}") from None
+        raise refusal(problem, request, progress, f"sectioned: {str(error).splitlines()[0]}") from None
     if solution is None:
-        raise refusal(problem, request, "sectioned: outside the tolerance too")
+        raise refusal(problem, request, progress, "sectioned: outside the tolerance too")
     return solution, (f"heads: sectioned, because no uniform twin is within tolerance ({reason})",)
 
 
-def looked(problem: Problem, top: int, progress: Progress | None = None) -> Solution | None:
+def looked(problem: Problem, top: int, progress: Progress | None) -> Solution | None:
     """One search, and the solution it certifies; `None` where nothing on the lattice is within tolerance."""
     relaxed = relax(problem)
     lattice = axes(problem, relaxed)
@@ -130,11 +143,11 @@ def alternative(problem: Problem, point: Found) -> Alternative:
     return Alternative(spec, gaps, point.score)
 
 
-def nearest(problem: Problem) -> Alternative | None:
+def nearest(problem: Problem, progress: Progress | None) -> Alternative | None:
     """The point with the smallest score once tolerances are opened, doubling until there is one."""
     factor = 2
     while factor <= WIDEST_SEARCH:
-        solution = looked(replace(problem, tolerance=problem.tolerance.scaled(factor)), 1)
+        solution = looked(replace(problem, tolerance=problem.tolerance.scaled(factor)), 1, progress)
         if solution is not None:
             return Alternative(solution.twin, solution.gaps, solution.certificate.score)
         factor *= 2
@@ -166,9 +179,9 @@ def percent(gap: float) -> str:
     return f"{100 * gap:+.2f} %" if abs(gap) >= 1e-4 else f"{100 * gap:+.2g} %"
 
 
-def refusal(problem: Problem, request: Request, also: str | None = None) -> Infeasible:
+def refusal(problem: Problem, request: Request, progress: Progress | None, also: str | None = None) -> Infeasible:
     """What binds, the nearest point, and fixes that were tried."""
-    point = nearest(problem)
+    point = nearest(problem, progress)
     tolerances = problem.tolerance.by_budget
     if len(set(tolerances.values())) == 1:
         within = f"{100 * problem.tolerance.flops:g} %"
@@ -181,7 +194,7 @@ def refusal(problem: Problem, request: Request, also: str | None = None) -> Infe
         details.append(f"nearest: {described(point.spec)}")
     if also is not None:
         details.append(also)
-    details += [f"fix: {flags}" for flags in fixes(problem, request, point)]
+    details += [f"fix: {flags}" for flags in fixes(problem, request, point, progress)]
     steps = problem.lattice
     return Infeasible(
         f"no {kind} within {within} on all three budgets{policy} "
@@ -190,7 +203,7 @@ def refusal(problem: Problem, request: Request, also: str | None = None) -> Infe
     )
 
 
-def fixes(problem: Problem, request: Request, point: Alternative | None) -> list[str]:
+def fixes(problem: Problem, request: Request, point: Alternative | None, progress: Progress | None) -> list[str]:
     """Changes of flags, each tried: only those that find a twin are returned, at most three."""
     lattice = problem.lattice
     opened = {} if point is None else {n: rounded_up(abs(g)) for n, g in point.gaps.as_dict().items()}
@@ -223,7 +236,7 @@ def fixes(problem: Problem, request: Request, point: Alternative | None) -> list
         if not flags or (flags == "--heads sectioned" and request.heads != "uniform"):
             continue
         try:
-            solution = looked(changed(), 1)
+            solution = looked(changed(), 1, progress)
         except SmeltError:
             continue
         if solution is not None:
