@@ -82,7 +82,7 @@ def rounding_slack(problem: Problem, targets: Targets, pairs: dict[str, Array]) 
     return after.forward_flops - before.forward_flops, after.non_embedding - before.non_embedding
 
 
-def lower_bound(problem: Problem, targets: Targets, pairs: dict[str, Array], kv_gap: Array) -> Array:
+def lower_bound(problem: Problem, lattice: Axes, targets: Targets, pairs: dict[str, Array], kv_gap: Array) -> Array:
     """No expert width or count brings a pair's score below this.
 
     The KV gap and the head size are the pair's own. Of the other two terms, with share = a / (c F) and slenderness
@@ -94,7 +94,10 @@ def lower_bound(problem: Problem, targets: Targets, pairs: dict[str, Array], kv_
     one = np.ones_like(kv_gap)
     shape = Shape.of(problem.draft(pairs | {"moe_intermediate_size": one, "num_experts": 0.0}, 0.0, rounded=False))
     fixed = abs(np.log(shape.share * shape.slenderness / (targets.shape.share * targets.shape.slenderness)))
+    if any(name in problem.keep for name in FOLLOWING):  # then the FFN is no multiple of F
+        fixed = np.zeros_like(fixed)
+    # Rounding moves the FFN by at most half of `extra`, two FLOPs a multiply-add; ln(1 + x) < 2x covers it twice.
     extra, _ = rounding_slack(problem, targets, pairs)
-    fixed = np.maximum(fixed - 4 * extra / targets.totals.forward_flops, 0)
+    fixed = fixed - extra / (2 * shape.ffn * lattice.expert_width[0])
     head = HEAD_WEIGHT * abs(np.log(shape.head_size / targets.shape.head_size))
-    return 100 * abs(kv_gap) + SHAPE_WEIGHT * (fixed + head)
+    return 100 * abs(kv_gap) + SHAPE_WEIGHT * (np.maximum(fixed, 0) + head)

@@ -36,6 +36,8 @@ class Shape:
     """Size of a value head."""
     hidden_size: Any
     expert_width: Any
+    ffn: Any
+    """Multiply-adds in the FFN's matrices, all visits."""
 
     @classmethod
     def of(cls, spec: Any, table: list[Row] | None = None) -> Shape:
@@ -45,7 +47,7 @@ class Shape:
         ffn = sum(row.macs * row.run for row in table if not row.name.startswith("attention."))
         width = spec.moe_intermediate_size
         head = spec.head_dim if spec.kv_lora_rank is None else spec.v_head_dim
-        return cls(attention / ffn, width / spec.hidden_size, head, spec.hidden_size, width)
+        return cls(attention / ffn, width / spec.hidden_size, head, spec.hidden_size, width, ffn)
 
 
 def shape_distance(twin: Shape, baseline: Shape) -> Any:

@@ -44,7 +44,7 @@ def search(problem: Problem, lattice: Axes, top: int, progress: Progress | None 
     pairs, kv_gap = pairs_within(problem, lattice, targets)
     first, last = contract(problem, lattice, targets, pairs, max(offsets) * problem.lattice.experts_multiple)
     some = np.flatnonzero(last > first)
-    bound = lower_bound(problem, targets, {k: v[some] for k, v in pairs.items()}, kv_gap[some])
+    bound = lower_bound(problem, lattice, targets, {k: v[some] for k, v in pairs.items()}, kv_gap[some])
     by_bound = np.argsort(bound, kind="stable")
     some, bound = some[by_bound], bound[by_bound]
     best: list[Found] = []

@@ -18,7 +18,7 @@ from smelt_budget.errors import Infeasible, SmeltError
 from smelt_budget.ledger import CONVENTIONS, Setting, totals
 from smelt_budget.solver.lattice import axes, query_rank
 from smelt_budget.solver.plan import Plan, place
-from smelt_budget.solver.problem import Lattice, Problem, Tolerance
+from smelt_budget.solver.problem import FOLLOWING, Lattice, Problem, Tolerance
 from smelt_budget.solver.relax import relax
 from smelt_budget.solver.score import Shape, misaligned, score, shape_distance
 from smelt_budget.solver.search import search
@@ -66,7 +66,9 @@ def problems(draw):
     baseline = draw(baselines())
     convention = CONVENTIONS[draw(st.sampled_from(sorted(CONVENTIONS)))]
     plan = Plan(span=Fraction(draw(st.sampled_from(["1/2", "1/3", "3/4"]))), visits=draw(st.sampled_from([2, 2, 3])))
-    keep = draw(st.sampled_from([{}, {}, {}, {"hidden_size": 56}, {"num_experts": 9}, {"moe_intermediate_size": 20}]))
+    pins = [{}, {}, {}, {"hidden_size": 56}, {"num_experts": 9}, {"moe_intermediate_size": 20}]
+    pins += [{n: 36} for n in FOLLOWING if getattr(baseline, n) is not None]
+    keep = draw(st.sampled_from(pins))
     return Problem(
         baseline=baseline,
         setting=Setting.of(baseline, convention, context=32),
