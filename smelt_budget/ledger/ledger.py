@@ -162,14 +162,19 @@ class Ledger:
         return self.parameters_of(active=True) - self.input_embedding - self.lm_head
 
     @cached_property
+    def exact_forward_flops(self) -> Fraction:
+        """Forward FLOPs of the mean token over all visits; a fraction only where a windowed mean is one."""
+        return Fraction(sum(self.setting.flops(row) for row in self.rows))
+
+    @property
     def forward_flops(self) -> int:
-        """Forward FLOPs of the mean token, over all visits."""
-        return round(sum(self.setting.flops(row) for row in self.rows))
+        """Forward FLOPs of the mean token, rounded once (rule C19)."""
+        return round(self.exact_forward_flops)
 
     @property
     def training_flops(self) -> int:
         """Forward and backward: three times forward (rule C13)."""
-        return round(3 * sum(self.setting.flops(row) for row in self.rows))
+        return round(3 * self.exact_forward_flops)
 
     @cached_property
     def kv_elements_per_token(self) -> int:
@@ -195,8 +200,7 @@ class Ledger:
         experts = Fraction(spec.num_experts_per_tok or 0)
         control = Varied(spec, num_experts=experts, loop=None, core=None, early_exit_gate=False)
         exact = totals(control, self.setting)
-        flops = sum(self.setting.flops(row) for row in self.rows)
-        return float(1 - Fraction(flops) / exact.forward_flops * exact.non_embedding / self.non_embedding)
+        return float(1 - self.exact_forward_flops / exact.forward_flops * exact.non_embedding / self.non_embedding)
 
     @cached_property
     def expert_sparsity(self) -> float:

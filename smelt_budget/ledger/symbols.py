@@ -41,30 +41,38 @@ LETTERS: dict[str, tuple[sympy.Symbol, str]] = {
 }
 
 
-def equations(spec: ModelSpec) -> dict[str, tuple[Any, Any, Any]]:
-    """Row name to (parameters, multiply-adds, cached elements) of one instance, as expressions.
+Formula = tuple[Any, Any, Any]
 
-    In a sectioned model a core's own g, E or R stand as g_core, E_core, R_core in its rows' counts.
+
+def equations(spec: ModelSpec) -> dict[tuple[str, str], Formula]:
+    """(row name, section) to (parameters, multiply-adds, cached elements) of one instance, as expressions.
+
+    Rows outside the layers have no section. A core's own g, E or R stand as g_core, E_core, R_core.
     """
-    found: dict[str, tuple[Any, Any, Any]] = {}
-    for row in rows(symbolic(spec)):
-        found.setdefault(row.name, (row.params, row.macs, row.cache))
-    return found
+    return {(row.name, "".join(row.sections)): (row.params, row.macs, row.cache) for row in rows(symbolic(spec))}
 
 
 def legend(spec: ModelSpec) -> dict[str, str]:
     """Letter to meaning and value, for the letters a spec uses."""
-    return {
-        str(letter): f"{meaning} {getattr(spec, name):,}"
-        for name, (letter, meaning) in LETTERS.items()
-        if getattr(spec, name) is not None
-    }
+    found = {}
+    for name, (letter, meaning) in LETTERS.items():
+        if getattr(spec, name) is not None:
+            found[str(letter)] = f"{meaning} {getattr(spec, name):,}"
+        own = getattr(spec.core, name, None) if spec.core is not None else None
+        if own is not None:
+            found[str(core_letter(name))] = f"{meaning} in the core {own:,}"
+    return found
+
+
+def core_letter(name: str) -> sympy.Symbol:
+    """The core's own letter for a field."""
+    return symbol(f"{LETTERS[name][0]}_core")
 
 
 def symbolic(spec: ModelSpec) -> Varied:
     """The spec with every width a letter; depth, windows and switches stay."""
     letters = {name: letter for name, (letter, _) in LETTERS.items() if getattr(spec, name) is not None}
     core = spec.core and SimpleNamespace(
-        **{name: value and symbol(f"{LETTERS[name][0]}_core") for name, value in dict(spec.core).items()}
+        **{name: value and core_letter(name) for name, value in dict(spec.core).items()}
     )
     return Varied(spec, **letters, core=core)

@@ -11,14 +11,16 @@ from smelt_budget.ledger import Ledger, Row
 from smelt_budget.report.frame import plain_table
 from smelt_budget.report.numbers import exact, short
 
+Equations = dict[tuple[str, str], tuple[Any, Any, Any]]
 
-def ledger_view(ledger: Ledger, name: str, equations: dict[str, tuple[Any, Any, Any]] | None = None) -> Group:
+
+def ledger_view(ledger: Ledger, name: str, equations: Equations | None = None) -> Group:
     """Every row, then every total under its own name."""
     parts: list[RenderableType] = [row_table(ledger, name, equations), total_table(ledger)]
     return Group(*parts)
 
 
-def row_table(ledger: Ledger, name: str, equations: dict[str, tuple[Any, Any, Any]] | None) -> Table:
+def row_table(ledger: Ledger, name: str, equations: Equations | None) -> Table:
     """One line per weight: what one costs, how often it is stored, read and run, and what that makes."""
     setting = ledger.setting
     headers = ["weight", "each", "stored", "read", "run", "parameters", "FLOPs / token", "KV bytes / token", "rule"]
@@ -40,7 +42,7 @@ def row_table(ledger: Ledger, name: str, equations: dict[str, tuple[Any, Any, An
             row.source,
         ]
         if equations is not None:
-            cells.append(equation(row, equations[row.name]))
+            cells.append(equation(row, equations[row.name, "".join(row.sections[:1])]))
         table.add_row(*cells, style=None if counted or row.params else "dim")
     return table
 

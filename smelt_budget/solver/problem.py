@@ -104,17 +104,20 @@ class Problem:
     keep: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.baseline.is_moe:
-            raise BadInput(
-                "the baseline is dense: without experts nothing can hold the parameters that looping frees",
-                "fix: --sparsity 0.95 turns it into the MoE of equal active width first",
-            )
         allowed = (*self.free, *(name for name in FOLLOWING if getattr(self.baseline, name) is not None))
         for name, value in self.keep.items():
             if name not in allowed:
                 raise BadInput(f"--keep {name}: not a free quantity here", f"free are: {', '.join(allowed)}")
             if type(value) is not int or not 1 <= value <= 10_000_000:
                 raise BadInput(f"--keep {name}={value} is not a whole number between 1 and 10000000")
+        least = self.baseline.num_experts_per_tok or 1
+        if self.keep.get("num_experts", least) < least:
+            raise BadInput(
+                f"--keep num_experts={self.keep['num_experts']} is below the {least} experts each token runs"
+            )
+        heads, kv_heads = self.keep.get("num_attention_heads"), self.keep.get("num_key_value_heads")
+        if heads is not None and kv_heads is not None and heads % kv_heads:
+            raise BadInput(f"--keep: num_attention_heads {heads} does not divide by num_key_value_heads {kv_heads}")
 
     @property
     def latent(self) -> bool:
@@ -124,7 +127,9 @@ class Problem:
     @property
     def free(self) -> tuple[str, ...]:
         """The free quantities, by field."""
-        return LATENT_FREE if self.latent else GROUPED_FREE
+        if not self.latent:
+            return GROUPED_FREE
+        return tuple(name for name in LATENT_FREE if getattr(self.baseline, name) is not None)
 
     @cached_property
     def frame(self) -> ModelSpec:

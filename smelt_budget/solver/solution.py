@@ -6,6 +6,7 @@ A returned `Solution` is always feasible: its gaps were counted again, exactly, 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -26,11 +27,11 @@ class Gaps:
 
     @classmethod
     def between(cls, baseline: Ledger, twin: Ledger) -> Gaps:
-        """Exact integers in, fractions out. The cache is one sequence's at the context (rule C10)."""
+        """From exact counts, before any rounding. The cache is one sequence's at the context (rule C10)."""
         return cls(
-            flops=(twin.forward_flops - baseline.forward_flops) / baseline.forward_flops,
-            non_embedding_parameters=(twin.non_embedding - baseline.non_embedding) / baseline.non_embedding,
-            kv_cache=(twin.kv_elements_at_context - baseline.kv_elements_at_context) / baseline.kv_elements_at_context,
+            flops=float(twin.exact_forward_flops / baseline.exact_forward_flops - 1),
+            non_embedding_parameters=float(Fraction(twin.non_embedding, baseline.non_embedding) - 1),
+            kv_cache=float(Fraction(twin.kv_elements_at_context, baseline.kv_elements_at_context) - 1),
         )
 
     @property

@@ -65,6 +65,11 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
         baseline = sparsified(given, request.sparsity, setting, request.top_k, request.lattice.experts_multiple)
     elif request.top_k is not None:
         raise BadInput("--top-k goes with --sparsity, for a dense baseline")
+    if not baseline.is_moe:
+        raise BadInput(
+            "the baseline is dense: without experts nothing can hold the parameters that looping frees",
+            "fix: --sparsity 0.95 turns it into the MoE of equal active width first",
+        )
     placed = place(baseline, request.plan)
     problem = Problem(
         baseline=baseline,

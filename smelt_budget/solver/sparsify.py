@@ -23,7 +23,7 @@ def sparsified(baseline: ModelSpec, sparsity: float, setting: Setting, top_k: in
         BadInput: the sparsity is out of range or out of reach, or the dense width does not divide.
     """
     if not 0 <= sparsity < 1:
-        raise BadInput(f"--sparsity {sparsity:g} is not between 0 and 1", f"fix: --sparsity {sparsity / 100:g}")
+        raise BadInput(f"--sparsity {sparsity!r} is not between 0 and 1", f"fix: --sparsity {sparsity / 100:g}")
     if baseline.is_moe and top_k not in (None, baseline.num_experts_per_tok):
         raise BadInput(
             f"--top-k {top_k}: the baseline is a MoE with top-{baseline.num_experts_per_tok} already, which is kept"
@@ -38,7 +38,7 @@ def sparsified(baseline: ModelSpec, sparsity: float, setting: Setting, top_k: in
     last = MOST_EXPERTS // multiple * multiple
     if first > last or reached(last) < sparsity:
         raise BadInput(
-            f"--sparsity {sparsity:g} is out of reach: {last} experts give {reached(max(last, k)):.4f}",
+            f"--sparsity {sparsity!r} is out of reach: {last} experts give {reached(max(last, k)):.4f}",
             f"fix: --sparsity {int(reached(max(last, k)) * 1000) / 1000:g}",
         )
     low, high = first, last  # S grows with the count: bisect to neighbours, then take the nearer
@@ -50,7 +50,8 @@ def sparsified(baseline: ModelSpec, sparsity: float, setting: Setting, top_k: in
 
 def routed(dense: ModelSpec, top_k: int) -> ModelSpec:
     """A dense model as the fully active MoE of the same active FFN width, before experts are added."""
-    width = dense.intermediate_size or 0
+    all_dense = len(dense.mlp_only_layers) == dense.num_hidden_layers or dense.num_experts is None
+    width = (dense.intermediate_size if all_dense else dense.moe_intermediate_size) or 0
     if top_k < 1:
         raise BadInput(f"--top-k {top_k} is not at least 1")
     if width % top_k:
@@ -61,6 +62,7 @@ def routed(dense: ModelSpec, top_k: int) -> ModelSpec:
         )
     return dense.replace(
         intermediate_size=None,
+        mlp_only_layers=(),
         num_experts=max(top_k, 2),
         num_experts_per_tok=top_k,
         moe_intermediate_size=width // top_k,

@@ -206,6 +206,8 @@ def dbrx(c: Config) -> Fields:
 
 def minimax(c: Config) -> Fields:
     """MiniMax-Text-01: only its full-attention layers can be counted; lightning attention is refused."""
+    if c.take("architectures", None) == ["MiniMaxM2ForCausalLM"]:  # M2 under the older name
+        return minimax_m2(c)
     fields = base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
     types, legacy = c.items("layer_types"), c.items("attn_type_list")
     if types is None and legacy is None:
@@ -223,6 +225,7 @@ def minimax(c: Config) -> Fields:
 def minimax_m2(c: Config) -> Fields:
     """MiniMax-M2: full attention, qk-norm over all heads; `intermediate_size` is the expert width."""
     fields = base(c) | grouped_query(c, kv_default=True, head_default=True) | experts(c, "intermediate_size")
+    c.aside("mlp_intermediate_size")  # no layer is dense
     return fields | {"qk_norm": "full"}
 
 
@@ -350,6 +353,8 @@ REFUSED = {
     "qwen3_5_moe": LINEAR,
     "qwen3_5_moe_text": LINEAR,
     "kimi_linear": LINEAR,
+    "minimax_text_01": LINEAR,
+    "minimax_m1": LINEAR,
     "bailing_moe_linear": LINEAR,
     "rwkv": LINEAR,
     "mamba": STATE,

@@ -138,8 +138,8 @@ class ModelSpec(Frozen):
 
     @property
     def is_moe(self) -> bool:
-        """Whether any layer routes tokens to experts."""
-        return self.num_experts is not None and len(self.mlp_only_layers) < self.num_hidden_layers
+        """Whether any layer chooses among experts; one expert is none to choose from (rule C7)."""
+        return (self.num_experts or 1) > 1 and len(self.mlp_only_layers) < self.num_hidden_layers
 
     @property
     def effective_depth(self) -> int:

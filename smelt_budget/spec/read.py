@@ -45,21 +45,32 @@ def read(source: str) -> Reading:
         BadInput: unreadable, not exactly countable, or not found; nothing is guessed.
     """
     path, _, arm = source.partition("#")
-    if source != "-" and not Path(path).exists() and builtin.has(path):
+    exists = path not in ("", "-") and on_disk(path)
+    if arm and (not exists or Path(path).is_dir()):
+        raise BadInput(f"{path!r:.200} is no file of a solved pair, so it has no {arm!r:.40}")
+    if not exists and builtin.has(path):
         model = builtin.load(path)
         return replace(read_mapping(model["config"], path), attention_length=model.get("attention_length"))
     if path == "-":
         return read_mapping(parse(read_text("-"), "standard input"), "standard input")
-    if not Path(path).exists():
+    if not exists:
         near = difflib.get_close_matches(path.lower(), builtin.names(), 3, 0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see `smelt-budget models` for the built-in ones"
-        raise BadInput(f"no file and no built-in model is called {path}", f"fix: {hint}")
+        raise BadInput(f"no file and no built-in model is called {path!r:.200}", f"fix: {hint}")
     if Path(path).is_dir():
         inside = Path(path) / "config.json"
         if not inside.is_file():
             raise BadInput(f"the directory {path} holds no config.json")
         return read_mapping(parse(read_text(str(inside)), str(inside)), str(inside))
     return read_file(path, arm)
+
+
+def on_disk(path: str) -> bool:
+    """Whether there is such a file or directory; a name the system cannot hold is none."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def read_file(path: str, arm: str) -> Reading:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt_budget.ledger import CONVENTIONS, Ledger, Setting, rows
-from smelt_budget.ledger.symbols import LETTERS, equations
+from smelt_budget.ledger.symbols import LETTERS, core_letter, equations
+from smelt_budget.solver import Request, solve
 from smelt_budget.spec import ModelSpec, builtin, read
 
 MOE = {
@@ -65,14 +66,21 @@ def test_rows_add_up(name):
 
 @pytest.mark.parametrize("name", builtin.names())
 def test_printed_equations_are_the_counts(name):
-    """Each printed formula, with the model's numbers put in, is the row's number."""
+    """Each printed formula, with the model's numbers put in, is the row's number; in the sectioned twin too."""
     spec = read(name).spec
-    values = {
-        letter: getattr(spec, field) for field, (letter, _) in LETTERS.items() if getattr(spec, field) is not None
-    }
+    check_equations(spec)
+    if spec.is_moe:
+        check_equations(solve(spec, Request(heads="sectioned")).twin)
+
+
+def check_equations(spec):
+    values = {letter: getattr(spec, field) for field, (letter, _) in LETTERS.items() if getattr(spec, field)}
+    if spec.core is not None:
+        values |= {core_letter(field): value for field, value in dict(spec.core).items() if value}
     formulas = equations(spec)
     for row in rows(spec):
-        for formula, number in zip(formulas[row.name], (row.params, row.macs, row.cache), strict=True):
+        formula_of_row = formulas[row.name, "".join(row.sections)]
+        for formula, number in zip(formula_of_row, (row.params, row.macs, row.cache), strict=True):
             put_in = sympy.sympify(formula).subs(values)
             assert not put_in.free_symbols
             assert put_in == number
