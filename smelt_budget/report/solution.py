@@ -151,5 +151,7 @@ def searched(solution: Solution) -> Iterable[str]:
         f"{c.hidden_sizes[2]}, {c.geometries:,} attention shapes, experts {c.expert_counts[0]}..{c.expert_counts[1]}"
     )
     yield f"certificate: no point scores below {c.score:.3f} ({c.evaluated:,} shapes computed, bounds exclude the rest)"
+    if not c.relaxed.exact:
+        yield "relaxed: no real-valued twin keeps attention's share; first-order values stand in its place"
     length = f"{float(setting.attention_length):g}"
     yield f"counted: convention {setting.convention.name}, attention over {length} positions on average"

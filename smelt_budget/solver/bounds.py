@@ -6,46 +6,78 @@ a few corners over arrays of pairs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
 from smelt_budget.ledger import Totals, totals
-from smelt_budget.solver.lattice import MOST_PAIRS, Array, Axes, check_size, query_rank
+from smelt_budget.solver.lattice import Array, Axes, query_rank
 from smelt_budget.solver.problem import FOLLOWING, Problem
 from smelt_budget.solver.score import HEAD_WEIGHT, SHAPE_WEIGHT, Shape
-from smelt_budget.solver.targets import Targets
+from smelt_budget.solver.targets import Targets, core_offsets
+
+PAIRS_AT_ONCE = 1 << 16
 
 
-def pairs_within(problem: Problem, lattice: Axes, targets: Targets) -> tuple[dict[str, Array], Array]:
-    """Every (hidden, geometry) pair on the lattice whose KV cache is within tolerance, and its KV gap."""
-    one = {name: values.copy() for name, values in lattice.geometry.items()}
-    probe = one | {"hidden_size": np.ones(1), "moe_intermediate_size": np.ones(1)}
-    cache = totals(problem.draft(probe | {"num_experts": 1.0}, 1.0), targets.setting).kv_elements
+@dataclass(frozen=True)
+class Pairs:
+    """(hidden, geometry) pairs as flat arrays of free quantities, with each pair's KV gap."""
+
+    free: dict[str, Array]
+    kv_gap: Array
+    done: float
+    """Share of all pairs that lie in this block and the blocks before it."""
+
+    def __getitem__(self, which: Array) -> Pairs:
+        """The chosen pairs."""
+        free = {name: values[which] for name, values in self.free.items()}
+        return Pairs(free, self.kv_gap[which], self.done)
+
+
+def pairs_within(problem: Problem, lattice: Axes, targets: Targets) -> Iterator[Pairs]:
+    """Every pair on the lattice whose KV cache is within tolerance, in blocks, the nearest caches first."""
+    one = lattice.geometry
+    probe = one | {"hidden_size": np.ones(1), "moe_intermediate_size": np.ones(1), "num_experts": 1.0}
+    cache = totals(problem.draft(probe, 1.0), targets.setting).kv_elements
     gap = np.broadcast_to(cache / targets.totals.kv_elements - 1, lattice.query_width.shape)
     start, stop = lattice.hidden_range()
-    counts = np.where((gap >= targets.kv[0]) & (gap <= targets.kv[1]), np.maximum(stop - start, 0), 0)
-    check_size("shapes of attention and hidden size", int(counts.sum()), MOST_PAIRS)
-    which = np.repeat(np.arange(len(counts)), counts)
-    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(start, counts)
-    pairs = {"hidden_size": lattice.hidden[index]} | {name: values[which] for name, values in one.items()}
-    rank = query_rank(problem, pairs["hidden_size"]) if problem.latent else None
-    if rank is not None:
-        pairs["q_lora_rank"] = rank
-    return pairs, gap[which]
+    within = np.flatnonzero((gap >= targets.kv[0]) & (gap <= targets.kv[1]) & (stop > start))
+    within = within[np.argsort(abs(gap[within]), kind="stable")]
+    for block in sliced((stop - start)[within], PAIRS_AT_ONCE):
+        at = within[block]
+        counts = (stop - start)[at]
+        which = np.repeat(at, counts)
+        index = np.arange(counts.sum()) + np.repeat(start[at] - np.cumsum(counts) + counts, counts)
+        free = {"hidden_size": lattice.hidden[index]} | {name: values[which] for name, values in one.items()}
+        rank = query_rank(problem, free["hidden_size"]) if problem.latent else None
+        if rank is not None:
+            free["q_lora_rank"] = rank
+        yield Pairs(free, gap[which], block.stop / len(within))
 
 
-def contract(
-    problem: Problem, lattice: Axes, targets: Targets, pairs: dict[str, Array], offset: int
-) -> tuple[Array, Array]:
+def sliced(counts: Array, size: int) -> Iterator[slice]:
+    """Slices of `counts` that each add up to about `size`."""
+    if not len(counts):
+        return
+    cuts = np.flatnonzero(np.diff(np.cumsum(counts) // size)) + 1
+    for start, stop in zip([0, *cuts], [*cuts, len(counts)], strict=True):
+        yield slice(int(start), int(stop))
+
+
+def contract(problem: Problem, lattice: Axes, targets: Targets, pairs: Pairs) -> tuple[Array, Array]:
     """Index range into the expert widths outside which FLOPs or parameters miss their tolerance.
 
     FLOPs f00 + f10 F + f01 E and parameters n00 + n10 F + n01 E + n11 F E grow with both F and E. A bound on one
     therefore bounds the other; three rounds bring the interval close to its limit. `slack` covers what rounding the
     following widths and a core with up to `offset` more experts can add.
     """
+    offset = max(core_offsets(problem)) * problem.lattice.experts_multiple
+    hidden = pairs.free["hidden_size"]
 
     def corner(width: float, experts: float) -> Totals:
-        free = pairs | {"moe_intermediate_size": np.full_like(pairs["hidden_size"], width)}
-        return totals(problem.draft(free | {"num_experts": experts}, experts, rounded=False), targets.setting)
+        free = pairs.free | {"moe_intermediate_size": np.full_like(hidden, width), "num_experts": experts}
+        return totals(problem.draft(free, experts, rounded=False), targets.setting)
 
     a, b, c, d = corner(0.0, 0.0), corner(1.0, 0.0), corner(0.0, 1.0), corner(1.0, 1.0)
     f00, f10, f01 = a.forward_flops, b.forward_flops - a.forward_flops, c.forward_flops - a.forward_flops
@@ -55,7 +87,7 @@ def contract(
     params = [targets.totals.non_embedding * (1 + g) for g in targets.params]
     slack_f, slack_n = rounding_slack(problem, targets, pairs)
     slack_f = slack_f + 2 * offset * f01
-    first, last = lattice.width_range(pairs["hidden_size"])
+    first, last = lattice.width_range(hidden)
     low = lattice.expert_width[np.minimum(first, len(lattice.expert_width) - 1)]
     high = lattice.expert_width[np.maximum(last - 1, 0)]
     for _ in range(3):
@@ -68,13 +100,13 @@ def contract(
     return np.maximum(first, inside), np.minimum(last, outside)
 
 
-def rounding_slack(problem: Problem, targets: Targets, pairs: dict[str, Array]) -> tuple[Array, Array]:
+def rounding_slack(problem: Problem, targets: Targets, pairs: Pairs) -> tuple[Array, Array]:
     """FLOPs and parameters that moving every following width by one step costs; rounding moves them by half."""
     widths = [name for name in FOLLOWING if getattr(problem.baseline, name) is not None]
-    zero = np.zeros_like(pairs["hidden_size"])
+    zero = np.zeros_like(pairs.kv_gap)
     if not widths:
         return zero, zero
-    draft = problem.draft(pairs | {"moe_intermediate_size": zero, "num_experts": 0.0}, 0.0)
+    draft = problem.draft(pairs.free | {"moe_intermediate_size": zero, "num_experts": 0.0}, 0.0)
     before = totals(draft, targets.setting)
     for name in widths:
         setattr(draft, name, getattr(draft, name) + problem.lattice.expert_multiple)
@@ -82,17 +114,15 @@ def rounding_slack(problem: Problem, targets: Targets, pairs: dict[str, Array]) 
     return after.forward_flops - before.forward_flops, after.non_embedding - before.non_embedding
 
 
-def lower_bound(problem: Problem, lattice: Axes, targets: Targets, pairs: dict[str, Array], kv_gap: Array) -> Array:
+def lower_bound(problem: Problem, lattice: Axes, targets: Targets, pairs: Pairs) -> Array:
     """No expert width or count brings a pair's score below this.
 
     The KV gap and the head size are the pair's own. Of the other two terms, with share = a / (c F) and slenderness
     F / H, the triangle inequality leaves |ln(share * slenderness)| whatever F is, up to the rounding of following
     widths.
     """
-    if not len(kv_gap):
-        return kv_gap
-    one = np.ones_like(kv_gap)
-    shape = Shape.of(problem.draft(pairs | {"moe_intermediate_size": one, "num_experts": 0.0}, 0.0, rounded=False))
+    one = np.ones_like(pairs.kv_gap)
+    shape = Shape.of(problem.draft(pairs.free | {"moe_intermediate_size": one, "num_experts": 0.0}, 0.0, rounded=False))
     fixed = abs(np.log(shape.share * shape.slenderness / (targets.shape.share * targets.shape.slenderness)))
     if any(name in problem.keep for name in FOLLOWING):  # then the FFN is no multiple of F
         fixed = np.zeros_like(fixed)
@@ -100,4 +130,4 @@ def lower_bound(problem: Problem, lattice: Axes, targets: Targets, pairs: dict[s
     extra, _ = rounding_slack(problem, targets, pairs)
     fixed = fixed - extra / (2 * shape.ffn * lattice.expert_width[0])
     head = HEAD_WEIGHT * abs(np.log(shape.head_size / targets.shape.head_size))
-    return 100 * abs(kv_gap) + SHAPE_WEIGHT * (np.maximum(fixed, 0) + head)
+    return 100 * abs(pairs.kv_gap) + SHAPE_WEIGHT * (np.maximum(fixed, 0) + head)

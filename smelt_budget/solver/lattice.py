@@ -3,7 +3,7 @@
 A point is (hidden size, attention geometry, expert width, expert count). The lattice holds every multiple of the
 steps whose proportions lie within `WINDOW` (a natural logarithm) of the baseline's, and nothing else:
 
-    hidden      within e^HIDDEN_WINDOW of the relaxed width
+    hidden      within e^HIDDEN_WINDOW of the relaxed width (e^UNSOLVED_WINDOW where the closed form has no solution)
     attention   query width / hidden     within e^WINDOW of the baseline's, head sizes in [half, all] of the baseline's;
                                          sectioned at the baseline's depth: head size and KV heads are the baseline's
     experts     expert width / hidden    within e^WINDOW of the baseline's
@@ -25,11 +25,11 @@ from smelt_budget.solver.relax import Relaxed, cached
 
 WINDOW = 0.4
 HIDDEN_WINDOW = 0.25
+UNSOLVED_WINDOW = 0.6
 PINNED_WINDOW = 1.2
 EXPERTS_REACH = 4
 MOST_GEOMETRIES = 1_000_000
-MOST_PAIRS = 4_000_000
-"""Limits that keep a search under about half a gigabyte; the largest built-in model needs a tenth of them."""
+"""A limit on memory, fifty times what the largest built-in model needs at the default steps."""
 Array = np.ndarray
 
 
@@ -89,7 +89,7 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
     """
     b, step, keep = problem.baseline, problem.lattice, problem.keep
     window = PINNED_WINDOW if keep else WINDOW
-    reach = PINNED_WINDOW if keep else HIDDEN_WINDOW
+    reach = PINNED_WINDOW if keep else HIDDEN_WINDOW if relaxed.exact else UNSOLVED_WINDOW
     hidden = multiples(relaxed.hidden_size * exp(-reach), relaxed.hidden_size * exp(reach), step.hidden_multiple)
     hidden = pinned(hidden, keep.get("hidden_size"))
     if not len(hidden):
@@ -150,12 +150,18 @@ def pinned(values: Array, pin: int | None) -> Array:
     return values if pin is None else np.array([float(pin)])
 
 
+def keeps_heads(problem: Problem) -> bool:
+    """Sectioned at the baseline's depth, head size and KV heads stay; a pin on either frees the other."""
+    freed = {"head_dim", "num_key_value_heads"} & problem.keep.keys()
+    return problem.heads == "sectioned" and problem.depth_kept and not freed
+
+
 def head_sizes(problem: Problem, field: str) -> Array:
     """Head sizes on the lattice: even (rotary pairs), never above the baseline's, at least half of it."""
     size = getattr(problem.baseline, field)
     if field in problem.keep:
         return np.array([float(problem.keep[field])])
-    if problem.heads == "sectioned" and problem.depth_kept:
+    if keeps_heads(problem):
         return np.array([float(size)])
     values = multiples(size / 2, size, problem.lattice.head_multiple)
     return values[values % 2 == 0]
@@ -170,8 +176,8 @@ def grouped_geometry(problem: Problem, window: float) -> dict[str, Array]:
     widest = b.num_attention_heads * b.head_dim * exp(window)
     if "num_attention_heads" in keep:
         widest = max(widest, keep["num_attention_heads"] * keep.get("head_dim", b.head_dim))
-    kept = problem.heads == "sectioned" and problem.depth_kept
-    default = [kv0] if kept else range(1, 2 * kv0 + 1)
+    most = ceil(2 * kv0 * max(1, 1 / problem.depth_ratio))
+    default = [kv0] if keeps_heads(problem) else range(1, most + 1)
     kv_heads = [keep["num_key_value_heads"]] if "num_key_value_heads" in keep else default
     if problem.heads == "sectioned":
         divisible = [kv for kv in kv_heads if kv % visits == 0]
@@ -199,7 +205,8 @@ def latent_geometry(problem: Problem) -> dict[str, Array]:
     assert b.qk_nope_head_dim is not None
     assert b.v_head_dim is not None
     kept = problem.heads == "sectioned" and problem.depth_kept
-    ranks = np.array([float(b.kv_lora_rank)]) if kept else multiples(1, b.kv_lora_rank, step)
+    most = cached(b) * max(1.0, 1.25 / float(problem.depth_ratio)) - (cached(b) - b.kv_lora_rank)
+    ranks = np.array([float(b.kv_lora_rank)]) if kept else multiples(1, most, step)
     ranks = pinned(ranks, keep.get("kv_lora_rank"))
     if problem.heads == "sectioned":
         latent, visits = ranks + (cached(b) - b.kv_lora_rank), problem.placed.loop.visits
@@ -212,14 +219,17 @@ def latent_geometry(problem: Problem) -> dict[str, Array]:
         ranks = divisible
     heads_step = 4 if b.num_attention_heads % 4 == 0 else 1
     heads = pinned(multiples(1, b.num_attention_heads * exp(WINDOW), heads_step), keep.get("num_attention_heads"))
-    out = []
-    for nope in head_sizes(problem, "qk_nope_head_dim"):
-        value = keep.get("v_head_dim", nope * b.v_head_dim / b.qk_nope_head_dim)
-        if value != int(value) or (value % step and "v_head_dim" not in keep):
-            continue
-        out += [(n, rank, nope, value) for n in heads for rank in ranks]
-    names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
-    return dict(zip(names, np.array(out, dtype=float).reshape(-1, 4).T, strict=True))
+    nope = head_sizes(problem, "qk_nope_head_dim")
+    value = np.full_like(nope, keep["v_head_dim"]) if "v_head_dim" in keep else nope * b.v_head_dim / b.qk_nope_head_dim
+    whole = (value % step == 0) | ("v_head_dim" in keep)
+    check_size("attention shapes", len(heads) * len(ranks) * len(nope), MOST_GEOMETRIES)
+    place, n, rank = (a.ravel() for a in np.meshgrid(np.flatnonzero(whole), heads, ranks, indexing="ij"))
+    return {
+        "num_attention_heads": n,
+        "kv_lora_rank": rank,
+        "qk_nope_head_dim": nope[place],
+        "v_head_dim": value[place],
+    }
 
 
 def query_rank(problem: Problem, hidden: Array) -> Array | None:

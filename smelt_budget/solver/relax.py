@@ -6,7 +6,9 @@ Attention keeps its share: with q/H fixed and the cache divided by rho,
 
 then the two remaining budgets fix the experts. With F' and E' unknown, flops are a + b F' + c E' and parameters
 n0 + n1 F' + n2 E' + n3 F' E'; eliminating E' leaves a quadratic in F' (to first order H'F' = HF/rho, E' = rho E).
-The search looks at the lattice around this point; the point itself is printed beside what was chosen.
+The search looks at the lattice around this point; the point itself is printed beside what was chosen. Where the
+quadratic has no root (very sparse models, many visits: the router alone outweighs what is left), the first-order
+values are the centre, and the lattice reaches further.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ class Relaxed:
     """Cached elements per executed layer and token."""
     first_order_hidden: float
     """H / sqrt(rho), before corrections."""
+    exact: bool
+    """Whether the closed form has a solution; if not, the first-order values stand in and the output says so."""
 
 
 def relax(problem: Problem) -> Relaxed:
-    """Solve the relaxed problem in closed form.
+    """Solve the relaxed problem in closed form, or say that it has no solution with attention's share kept.
 
     Raises:
-        Infeasible: even real numbers do not meet the budgets; says which one is in the way.
+        Infeasible: the rotary keys of latent attention alone exceed the KV cache.
     """
     uniform = replace(problem, heads="uniform", keep={})
     baseline, rho = (
@@ -50,9 +54,17 @@ def relax(problem: Problem) -> Relaxed:
     kv_width = cached(baseline) / rho
     setting = replace(problem.setting, number=lambda x: sympy.Rational(x.numerator, x.denominator))
     target = totals(baseline, setting)
+    first_order = Relaxed(
+        hidden_size=float(baseline.hidden_size / sympy.sqrt(rho)),
+        num_experts=float(baseline.num_experts * rho),  # pyright: ignore[reportOptionalOperand]
+        moe_intermediate_size=float(baseline.moe_intermediate_size / sympy.sqrt(rho)),  # pyright: ignore
+        kv_width=float(kv_width),
+        first_order_hidden=float(baseline.hidden_size / sympy.sqrt(rho)),
+        exact=False,
+    )
     hidden = root(attention_flops(draft, setting) - attention_flops(baseline, setting), H)
     if hidden is None:
-        raise Infeasible("no twin even with real-valued shapes: attention alone would cost more than the baseline's")
+        return first_order
     drafted = totals(draft, setting)
     flops = sympy.expand(sympy.sympify(drafted.forward_flops).subs(H, hidden) - target.forward_flops)
     params = sympy.expand(sympy.sympify(drafted.non_embedding).subs(H, hidden) - target.non_embedding)
@@ -60,17 +72,13 @@ def relax(problem: Problem) -> Relaxed:
     experts = -params.coeff(E, 0) / per_expert
     width = root(sympy.expand(flops.coeff(E, 0) * per_expert - flops.coeff(E, 1) * params.coeff(E, 0)), F)
     if width is None:
-        raise Infeasible(
-            "no twin even with real-valued shapes: with attention matched, no expert width meets both other budgets",
-            f"the loop runs {float(rho):.2f}x the baseline's layers",
-            "fix: a smaller --span or fewer --visits",
-        )
-    return Relaxed(
+        return first_order
+    return replace(
+        first_order,
         hidden_size=float(hidden),
         num_experts=float(experts.subs(F, width)),
         moe_intermediate_size=float(width),
-        kv_width=float(kv_width),
-        first_order_hidden=float(baseline.hidden_size / sympy.sqrt(rho)),
+        exact=True,
     )
 
 
