@@ -6,8 +6,10 @@ stand inside the commands: `--help` and `models` start without numpy, scipy, sym
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -23,8 +25,11 @@ ConventionName = Literal["smelt", "megatron", "torchtitan", "full-square"]
 EXAMPLE = "smelt-200m-s95"
 
 
+USAGE_ERROR: Any = typer.BadParameter.__base__  # typer vendors click and gives this no public name
+
+
 class Commands(TyperGroup):
-    """Turns our own errors into their message and exit code; anything else is a bug and keeps its traceback."""
+    """Turns errors into one voice and their exit code; anything else is a bug and keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -33,6 +38,15 @@ class Commands(TyperGroup):
         except SmeltError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from None
+        except USAGE_ERROR as error:
+            where = error.ctx.command_path if error.ctx is not None else "smelt-budget"
+            typer.echo(f"error: {error.format_message()}\n  fix: see {where} --help", err=True)
+            raise typer.Exit(BadInput.exit_code) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            typer.echo(f"error: cannot write the output: {error.strerror}", err=True)
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
@@ -64,13 +78,16 @@ def known_models(incomplete: str) -> list[str]:
     return [name for name in builtin.names() if name.startswith(incomplete)] + paths
 
 
+NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,2})?(/0*[1-9]\d{0,17})?%?")
+
+
 def fraction(text: str) -> Fraction:
     """A number as typed, exactly: 390, 2048.5, 1/3, 95%."""
-    try:
-        value = Fraction(text.strip().removesuffix("%"))
-    except (ValueError, ZeroDivisionError):
-        raise typer.BadParameter(f"{text!r} is not a number") from None
-    return value / 100 if text.strip().endswith("%") else value
+    typed = text.strip()
+    if not NUMBER.fullmatch(typed) or ("/" in typed and not typed.split("/")[0].lstrip("+-").isdigit()):
+        raise typer.BadParameter(f"{text!r:.40} is not a number")
+    value = Fraction(typed.removesuffix("%"))
+    return value / 100 if typed.endswith("%") else value
 
 
 def share(text: str) -> float:
@@ -99,7 +116,10 @@ Spec = Annotated[
         autocompletion=known_models,
     ),
 ]
-ConventionOption = Annotated[ConventionName, typer.Option("--convention", help="What a FLOP count includes.")]
+ConventionOption = Annotated[
+    ConventionName | None,
+    typer.Option("--convention", help="What a FLOP count includes.", show_default="smelt"),
+]
 AttentionLength = Annotated[
     Fraction | None,
     typer.Option(
@@ -112,7 +132,10 @@ Context = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Tokens of a sequence; left out: min(max_position_embeddings, 4096)."),
 ]
-KvBytes = Annotated[Fraction, typer.Option(parser=fraction, metavar="BYTES", help="Bytes of one cached element.")]
+KvBytes = Annotated[
+    Fraction | None,
+    typer.Option(parser=fraction, metavar="BYTES", help="Bytes of one cached element.", show_default="2"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also list the keys that change no count.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite --out if it exists.")]
@@ -184,11 +207,14 @@ def solve(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Pin a free quantity of the twin; repeatable.")
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="How many twins to show, best first.")] = 1,
-    convention: ConventionOption = "smelt",
+    top: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=1000, help="Runners-up to show, one per hidden size and attention shape."),
+    ] = 3,
+    convention: ConventionOption = None,
     attention_length: AttentionLength = None,
     context: Context = None,
-    kv_bytes: KvBytes = "2",  # pyright: ignore[reportArgumentType]
+    kv_bytes: KvBytes = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the pair to this YAML file, which later commands read.")
     ] = None,
@@ -203,7 +229,6 @@ def solve(
 
     Example: `smelt-budget solve --baseline deepseek-v3 --heads sectioned --out smelt.yaml`
     """
-    from smelt_budget.ledger import CONVENTIONS
     from smelt_budget.report.progress import SlowWork
     from smelt_budget.report.write import as_yaml, check_free, write_text
     from smelt_budget.solver import Lattice, Plan, Request, Tolerance
@@ -224,10 +249,7 @@ def solve(
         top_k=top_k,
         keep=pins(keep or []),
         top=top,
-        convention=CONVENTIONS[convention],
-        context=context,
-        attention_length=positive_length(attention_length, reading.attention_length),
-        bytes_per_element=element_bytes(kv_bytes),
+        **setting_asked(reading, convention, context, attention_length, kv_bytes),
     )
     with SlowWork("searching") as work:
         solution = find_twin(reading.spec, request, work.advanced)
@@ -246,10 +268,10 @@ def solve(
 @app.command()
 def ledger(
     spec: Spec,
-    convention: ConventionOption = "smelt",
+    convention: ConventionOption = None,
     attention_length: AttentionLength = None,
     context: Context = None,
-    kv_bytes: KvBytes = "2",  # pyright: ignore[reportArgumentType]
+    kv_bytes: KvBytes = None,
     equations: Annotated[bool, typer.Option("--equations", help="Print each row's formula.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -260,16 +282,10 @@ def ledger(
 
     Example: `smelt-budget ledger mixtral-8x7b --context 8192 --equations`
     """
-    from smelt_budget.ledger import CONVENTIONS, Ledger, Setting
+    from smelt_budget.ledger import Ledger, Setting
 
     reading = told(spec, verbose)
-    setting = Setting.of(
-        reading.spec,
-        CONVENTIONS[convention],
-        context,
-        positive_length(attention_length, reading.attention_length),
-        element_bytes(kv_bytes),
-    )
+    setting = Setting.of(reading.spec, **setting_asked(reading, convention, context, attention_length, kv_bytes))
     counted = Ledger(reading.spec, setting)
     if as_json:
         print_json({"spec": reading.spec.compact(), **counted.as_dict()})
@@ -330,22 +346,38 @@ def told(source: str, verbose: bool) -> Any:
     return reading
 
 
-def positive_length(given: Fraction | None, of_model: float | None) -> Fraction | None:
-    """The attention length asked for, else the one that comes with the model."""
-    if given is None:
-        if of_model is None:
-            return None
-        given = fraction(str(of_model))
-    if not 1 <= given <= 10**12:
-        raise BadInput(f"--attention-length {float(given):g} is not at least 1: a token attends to itself")
-    return given
+def setting_asked(
+    reading: Any,
+    convention: str | None,
+    context: int | None,
+    attention_length: Fraction | None,
+    kv_bytes: Fraction | None,
+) -> dict[str, Any]:
+    """What to count under: what the user said, else what comes with the model, else the rules C8 to C12."""
+    from smelt_budget.ledger import CONVENTIONS
 
-
-def element_bytes(size: Fraction) -> Fraction:
-    """Bytes per cached element, between a sixteenth and sixteen."""
+    own = reading.setting
+    name = own.get("convention", "smelt") if convention is None else convention
+    if name not in CONVENTIONS:
+        raise BadInput(f"{reading.origin}: the convention {name!r:.40} is not one of {', '.join(CONVENTIONS)}")
+    if context is None and convention is None:
+        context = own.get("context")
+    if attention_length is None and context == own.get("context", context):
+        attention_length = own.get("attention_length")
+    length = None if attention_length is None else fraction(str(attention_length))
+    if length is not None and not 1 <= length <= 10**12:
+        raise BadInput(f"--attention-length {float(length):g} is not at least 1: a token attends to itself")
+    size = fraction(str(own.get("bytes_per_element", 2) if kv_bytes is None else kv_bytes))
     if not Fraction(1, 16) <= size <= 16:
         raise BadInput(f"--kv-bytes {float(size):g} is not between 0.0625 and 16")
-    return size
+    if type(context) not in (int, type(None)):
+        raise BadInput(f"{reading.origin}: the context {context!r:.40} is not a whole number")
+    return {
+        "convention": CONVENTIONS[name],
+        "context": context,
+        "attention_length": length,
+        "bytes_per_element": size,
+    }
 
 
 def pins(keep: list[str]) -> dict[str, int]:
@@ -367,8 +399,15 @@ def print_json(data: Any) -> None:
 
 
 def show(view: Any) -> None:
-    """A rich view on stdout; wide enough to keep rows whole where neither a terminal nor COLUMNS says how wide."""
+    """Rich views on stdout. A table is never cut: it is printed as wide as its numbers are, whatever the terminal."""
     from rich.console import Console
+    from rich.measure import Measurement
 
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-    Console(width=width, highlight=False, soft_wrap=isinstance(view, str)).print(view)
+    narrow = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    terminal = Console(width=narrow, highlight=False)
+    for part in getattr(view, "renderables", [view]):
+        needed = Measurement.get(terminal, terminal.options.update(max_width=1000), part).maximum
+        if hasattr(part, "columns") and needed > terminal.width:
+            Console(width=needed, highlight=False).print(part)
+        else:
+            terminal.print(part)

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from math import ceil
 from typing import Any
 
+from smelt_budget.errors import BadInput
 from smelt_budget.ledger.conventions import SMELT, Convention
 from smelt_budget.ledger.rows import Row, rows
 from smelt_budget.spec.model import ModelSpec
@@ -45,6 +47,11 @@ class Setting:
         if context is None:
             context = min(spec.max_position_embeddings or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         length = convention.attention_length(context) if attention_length is None else attention_length
+        if length > context:
+            raise BadInput(
+                f"an attention length of {float(length):g} is more than the context of {context} tokens",
+                f"fix: --context {2 * ceil(length)}",
+            )
         return cls(context, length, convention, bytes_per_element)
 
     def as_dict(self) -> dict[str, Any]:

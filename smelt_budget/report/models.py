@@ -12,7 +12,8 @@ from smelt_budget.report.numbers import exact, short
 
 def model_table(models: list[dict[str, Any]]) -> Table:
     """The built-in models."""
-    table = plain_table("name", "family", "total", "active", "layers", "experts", "top-k", "published")
+    table = plain_table("name", "family", "total", "active", "layers", "experts", "top-k")
+    table.add_column("published", max_width=60)
     for m in models:
         table.add_row(
             m["name"],

@@ -1,6 +1,6 @@
 """How does a result reach the disk? Whole or not at all, and never over something that was there.
 
-Text goes to a temporary file beside its place, is flushed, and is then linked or renamed into it.
+Text goes to a temporary file beside its place, is flushed, and is then renamed into it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def check_free(path: Path, force: bool) -> None:
 def write_text(path: Path, text: str, force: bool) -> None:
     """Write atomically; without `force` a file that appeared meanwhile is kept."""
     check_free(path, force)
+    path = path.resolve()  # a link stays a link; what it points to is replaced
     try:
         handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         try:
@@ -40,13 +41,19 @@ def write_text(path: Path, text: str, force: bool) -> None:
             if force:
                 Path(name).replace(path)
             else:
-                os.link(name, path)
+                claim(path)
+                Path(name).replace(path)
         finally:
             Path(name).unlink(missing_ok=True)
     except FileExistsError:
         raise BadInput(f"{path} exists and is not overwritten", "fix: --force, or another --out") from None
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def claim(path: Path) -> None:
+    """Make the file, empty, only if there is none: then the rename over it can lose nobody's work."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
 
 
 def current_umask() -> int:

@@ -42,10 +42,8 @@ def place(baseline: ModelSpec, plan: Plan) -> Placed:
     """Lay a plan onto a baseline.
 
     Raises:
-        BadInput: the baseline is looped already, the core would be empty or too long, or the depth cannot change.
+        BadInput: the core would be empty or too long, or the depth cannot change.
     """
-    if baseline.loop is not None and baseline.loop.visits > 1:
-        raise BadInput("the baseline is looped already; a twin is found for an unlooped one")
     if not 0 < plan.span <= 1:
         raise BadInput(f"--span {float(plan.span):g} is not above 0 and at most 1")
     if plan.visits < 1:

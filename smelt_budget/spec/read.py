@@ -7,7 +7,8 @@ are the fields of `ModelSpec`. `smelt.yaml#twin` is one arm of a solved pair.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ class Reading:
     """Said always: wrappers opened, what is not counted."""
     harmless: tuple[str, ...] = ()
     """Keys that change no count; listed on -v."""
-    attention_length: float | None = None
-    """What a built-in model's paper, or the pair it is an arm of, counts attention over."""
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    """What it is counted under unless the user says otherwise: its paper's attention length, its pair's setting."""
 
 
 def read(source: str) -> Reading:
@@ -50,7 +51,9 @@ def read(source: str) -> Reading:
         raise BadInput(f"{path!r:.200} is no file of a solved pair, so it has no {arm!r:.40}")
     if not exists and builtin.has(path):
         model = builtin.load(path)
-        return replace(read_mapping(model["config"], path), attention_length=model.get("attention_length"))
+        length = model.get("attention_length")
+        reading = read_mapping(model["config"], path)
+        return reading if length is None else replace(reading, setting={"attention_length": length})
     if path == "-":
         return read_mapping(parse(read_text("-"), "standard input"), "standard input")
     if not exists:
@@ -82,9 +85,10 @@ def read_file(path: str, arm: str) -> Reading:
         inner = data[arm].get("spec") if isinstance(data[arm], dict) else None
         if not isinstance(inner, dict):
             raise BadInput(f"{path}: {arm} has no spec")
-        setting = data.get("setting")
-        length = setting.get("attention_length") if isinstance(setting, dict) else None
-        return replace(read_mapping(inner, f"{path}#{arm}"), attention_length=length)
+        setting = data.get("setting", {})
+        if not isinstance(setting, dict):
+            raise BadInput(f"{path}: setting is not a mapping")
+        return replace(read_mapping(inner, f"{path}#{arm}"), setting=setting)
     if arm:
         raise BadInput(f"{path} is no solved pair, so it has no {arm!r}")
     return read_mapping(data, path)

@@ -66,7 +66,7 @@ def test_the_json_contract_of_solve():
     assert holds(data["baseline"]["ledger"])
     assert holds(data["twin"]["ledger"])
     assert data["gaps"].keys() == {"flops", "non_embedding_parameters", "kv_cache"}
-    assert len(data["alternatives"]) == 2
+    assert len(data["alternatives"]) == 3
     assert data["certificate"]["complete"] is True
     assert data["certificate"]["points"] > data["certificate"]["evaluated"] > 0
     ModelSpec.model_validate(data["twin"]["spec"])

@@ -166,6 +166,59 @@ def test_contradictions_and_wrong_types_in_a_config(name, change, words):
     assert words in str(error.value)
 
 
+PUBLISHED_EXTRAS = {
+    "minimax-m2": {
+        "mlp_intermediate_size": 8192,
+        "mtp_transformer_layers": 1,
+        "layernorm_mlp_beta": 1.0,
+        "router_jitter_noise": 0.0,
+    },
+    "llama-4-scout": {
+        "_attn_implementation_autoset": True,
+        "for_llm_compressor": False,
+        "cache_implementation": "hybrid",
+    },
+    "mixtral-8x7b": {"unsloth_fixed": True, "num_logits_to_keep": 0, "some_future_flag": None},
+    "qwen3-30b-a3b": {"quantization": {"group_size": 64, "bits": 4}, "max_window_layers": 48},
+    "deepseek-v3": {"quantization_config": {"fmt": "e4m3"}, "topk_method": "noaux_tc", "ep_size": 1, "seq_aux": True},
+    "ouro-1.4b": {
+        "early_exit_step": None,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": 24,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_EXTRAS)
+def test_keys_of_really_published_files_are_no_obstacle(name):
+    """What uploads and re-saves carry beside the shape; null is absent."""
+    config = builtin.load(name)["config"]
+    reading = read_mapping(config | PUBLISHED_EXTRAS[name], "published")
+    assert reading.spec == read_mapping(config, "published").spec
+    assert set(reading.harmless) >= {
+        k for k in PUBLISHED_EXTRAS[name] if k not in ("use_sliding_window", "sliding_window")
+    }
+
+
+def test_dbrx_as_uploaded():
+    """The nested configs of the real file repeat every default of a config; none of them decides anything."""
+    config = builtin.load("dbrx")["config"]
+    clutter = {
+        "tie_word_embeddings": True, "is_encoder_decoder": False, "top_k": 50, "max_length": 20, "model_type": "",
+        "architectures": None, "add_cross_attention": False, "torchscript": False, "hidden_size": 6144,
+    }  # fmt: skip
+    nested = {key: config[key] | clutter for key in ("attn_config", "ffn_config")}
+    nested["ffn_config"] |= {"moe_jitter_eps": 0.01, "uniform_expert_assignment": False, "ffn_act_fn": {"name": "silu"}}
+    assert read_mapping(config | nested | {"resid_pdrop": 0.0}, "dbrx").spec == read("dbrx").spec
+
+
+def test_minimax_m2_under_its_older_name():
+    """model_type minimax with M2's architecture is M2."""
+    config = builtin.load("minimax-m2")["config"] | {"model_type": "minimax", "architectures": ["MiniMaxM2ForCausalLM"]}
+    assert read_mapping(config, "m2").spec == read("minimax-m2").spec
+
+
 def test_lightning_attention_is_refused_by_name():
     """MiniMax-Text-01's class default has it in every other layer."""
     config = builtin.load("mixtral-8x7b")["config"] | {"model_type": "minimax"}

@@ -138,7 +138,7 @@ def test_a_pin_above_the_baselines_head_size_is_asking():
 
 def test_alternatives_are_ranked_and_different():
     """Best first, one per hidden size and attention geometry, all within tolerance."""
-    solution = solve(PAPER, replace(AT_390, top=6))
+    solution = solve(PAPER, replace(AT_390, top=5))
     scores = [solution.certificate.score, *(a.score for a in solution.alternatives)]
     assert len(scores) == 6
     assert scores == sorted(scores)
@@ -192,7 +192,7 @@ def test_a_dense_baseline_becomes_the_moe_of_equal_active_width():
         (Request(sparsity=0.9999999), "out of reach"),
         (Request(top_k=4), "goes with --sparsity"),
         (Request(sparsity=0.9, top_k=4), "top-8 already"),
-        (Request(top=0), "--top 0"),
+        (Request(top=-1), "--top -1"),
     ],
 )
 def test_requests_that_make_no_sense(request_, words):
@@ -241,6 +241,79 @@ def test_relaxation_solves_the_budgets():
     ledger = solve(PAPER, AT_390).baseline_ledger
     assert parameters == pytest.approx(ledger.non_embedding, rel=1e-9)
     assert flops == pytest.approx(ledger.forward_flops, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "other", "expected"),
+    [("head_dim", 128, "num_key_value_heads", 2), ("num_key_value_heads", 8, "head_dim", 32)],
+)
+def test_a_pin_frees_its_counterpart(field, value, other, expected):
+    """Twice the head size needs half the KV heads: the sectioned cache stays exact."""
+    solution = solve(PAPER, replace(AT_390, heads="sectioned", keep={field: value}))
+    assert (getattr(solution.twin, field), getattr(solution.twin, other)) == (value, expected)
+    assert solution.gaps.kv_cache == 0
+
+
+def test_very_sparse_models_have_twins_where_the_closed_form_has_none():
+    """S 99.5 %: the relaxation has no root with attention's share kept; the lattice has a twin, and both are said."""
+    solution = solve(PAPER, replace(AT_390, sparsity=0.995))
+    assert not solution.certificate.relaxed.exact
+    assert max(map(abs, gaps(solution))) <= Fraction(2, 100)
+
+
+@pytest.mark.parametrize("length", [Fraction("390.1"), Fraction("100.3"), Fraction("777.77"), Fraction(2049, 2)])
+@pytest.mark.parametrize("name", ["smelt-200m-s95", "gpt-oss-20b"])
+def test_fractional_positions(name, length):
+    """FLOPs of the mean token may be fractions; gaps are made from them before rounding (rules C18, C19)."""
+    solution = solve(read(name).spec, Request(attention_length=length))
+    exact = solution.twin_ledger.exact_forward_flops / solution.baseline_ledger.exact_forward_flops - 1
+    assert solution.gaps.flops == float(exact)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4])
+@pytest.mark.parametrize("window", [7, 100])
+def test_tiny_windowed_models(layers, window):
+    """Where rounding to whole FLOPs would be a visible gap."""
+    kinds = ("sliding_attention", "full_attention") * layers
+    base = ModelSpec(
+        hidden_size=64, num_hidden_layers=layers, vocab_size=99, num_attention_heads=4, num_key_value_heads=2,
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, sliding_window=window,
+        layer_types=kinds[:layers],
+    )  # fmt: skip
+    wide = Request(tolerance=Tolerance(0.3, 0.3, 0.3), lattice=Lattice(8, 4, 4))
+    assert max(map(abs, solve(base, wide).gaps.as_dict().values())) <= 0.3
+
+
+def test_refusals_of_pins_and_steps_say_what_to_drop():
+    """A pin out of reach, steps too wide: the change that was tried and works is named."""
+    for request, fix in (
+        (Request(keep={"hidden_size": 5000}), "fix: without --keep hidden_size"),
+        (Request(lattice=Lattice(experts_multiple=4096)), "fix: --experts-multiple 64"),
+    ):
+        with pytest.raises(Infeasible, match="leave none, whatever the tolerance") as error:
+            solve(PAPER, replace(request, attention_length=Fraction(390)))
+        assert fix in str(error.value)
+    with pytest.raises(BadInput, match="below the 8 experts"):
+        solve(PAPER, Request(keep={"num_experts": 2}))
+    with pytest.raises(BadInput, match="does not divide"):
+        solve(PAPER, Request(keep={"num_key_value_heads": 3, "num_attention_heads": 16}))
+
+
+def test_at_most_refusals_name_the_budget():
+    """Nothing below all budgets: the nearest point above is shown."""
+    request = Request(heads="sectioned", policy="at-most", context=131_072)
+    with pytest.raises(Infeasible, match="binding: FLOPs") as error:
+        solve(read("qwen1.5-moe-a2.7b").spec, request)
+    assert "fix: --heads uniform" in str(error.value)
+
+
+def test_one_expert_is_dense_to_the_solver():
+    """No choice of experts: S is 0, and a sparsity has to be asked for."""
+    one = PAPER.replace(num_experts=1, num_experts_per_tok=1)
+    assert Ledger(one, solve(PAPER, AT_390).setting).compute_equivalent_sparsity == 0
+    with pytest.raises(BadInput, match="is dense"):
+        solve(one)
+    assert solve(one, Request(sparsity=0.9)).baseline.moe_intermediate_size == 54
 
 
 def test_rotary_keys_alone_can_fill_the_cache():
