@@ -73,7 +73,9 @@ class Case:
     @cached_property
     def lattice(self) -> Axes:
         """The lattice `solve` looked at."""
-        return axes(self.problem, relax(self.problem))
+        lattice = axes(self.problem, relax(self.problem))
+        assert lattice is not None, "solve found a twin on it"
+        return lattice
 
     @cached_property
     def shape(self) -> Shape:

@@ -19,6 +19,8 @@ def looked(problem: Problem, top: int, progress: Progress | None) -> Solution | 
     """One search, and the solution it certifies; `None` where nothing on the lattice is within tolerance."""
     relaxed = relax(problem)
     lattice = axes(problem, relaxed)
+    if lattice is None:
+        return None
     outcome = search(problem, lattice, top, progress)
     if not outcome.best:
         return None

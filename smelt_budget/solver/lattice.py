@@ -19,7 +19,7 @@ from math import ceil, exp, floor
 
 import numpy as np
 
-from smelt_budget.errors import BadInput, Infeasible
+from smelt_budget.errors import BadInput
 from smelt_budget.solver.problem import Problem
 from smelt_budget.solver.relax import Relaxed, cached
 
@@ -73,19 +73,16 @@ class Axes:
         below = np.concatenate([[0], np.cumsum(last - first)])
         start, stop = self.hidden_range()
         shapes = int((below[stop] - below[start])[stop > start].sum())
-        return (
-            shapes
-            * (self.most_experts // experts_multiple - ceil(self.least_experts / experts_multiple) + 1)
-            * (core_choices)
-        )
+        counts = self.most_experts // experts_multiple - ceil(self.least_experts / experts_multiple) + 1
+        return shapes * max(0, counts) * core_choices
 
 
-def axes(problem: Problem, relaxed: Relaxed) -> Axes:
-    """The lattice of a problem around its relaxed point.
+def axes(problem: Problem, relaxed: Relaxed) -> Axes | None:
+    """The lattice of a problem around its relaxed point; `None` where steps or pins leave no point.
 
     Raises:
-        BadInput: sectioned heads were asked for and the KV heads (or the latent) do not divide by the visits.
-        Infeasible: a pin leaves no point.
+        BadInput: sectioned heads were asked for and the KV heads (or the latent) do not divide by the visits, or the
+            lattice is too large to hold.
     """
     b, step, keep = problem.baseline, problem.lattice, problem.keep
     window = PINNED_WINDOW if keep else WINDOW
@@ -93,7 +90,7 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
     hidden = multiples(relaxed.hidden_size * exp(-reach), relaxed.hidden_size * exp(reach), step.hidden_multiple)
     hidden = pinned(hidden, keep.get("hidden_size"))
     if not len(hidden):
-        raise no_point(relaxed)
+        return None
     expert_width = multiples(
         b.moe_intermediate_size * hidden[0] / b.hidden_size * exp(-window),
         b.moe_intermediate_size * hidden[-1] / b.hidden_size * exp(window),
@@ -101,7 +98,7 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
     )
     geometry = latent_geometry(problem) if problem.latent else grouped_geometry(problem, window)
     if not all(len(values) for values in (hidden, expert_width, *geometry.values())):
-        raise no_point(relaxed)
+        return None
     head = geometry["v_head_dim" if problem.latent else "head_dim"]
     base_width = b.num_attention_heads * (b.v_head_dim if problem.latent else b.head_dim)  # pyright: ignore
     least = max(b.num_experts_per_tok or 1, 2)
@@ -118,15 +115,6 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes:
         window=window,
         slenderness=b.moe_intermediate_size / b.hidden_size,  # pyright: ignore[reportOptionalOperand]
         attention_width=base_width / b.hidden_size,
-    )
-
-
-def no_point(relaxed: Relaxed) -> Infeasible:
-    """The refusal where an axis is empty."""
-    return Infeasible(
-        "no point on this lattice: the steps are wider than the model",
-        f"relaxed: hidden {relaxed.hidden_size:.0f}, expert width {relaxed.moe_intermediate_size:.0f}",
-        "fix: smaller --hidden-multiple, --head-multiple or --expert-multiple, or another --keep",
     )
 
 

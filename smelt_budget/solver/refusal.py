@@ -108,7 +108,7 @@ def changes(problem: Problem, heads: str, point: Alternative | None) -> Iterator
     for flag, field, finer in (
         ("--experts-multiple", "experts_multiple", (64, 8, 1)),
         ("--head-multiple", "head_multiple", (4, 2)),
-        ("--hidden-multiple", "hidden_multiple", (8,)),
+        ("--hidden-multiple", "hidden_multiple", (128, 16, 8)),
     ):
         for step in finer:
             if step < getattr(lattice, field):
