@@ -40,7 +40,8 @@ class Commands(TyperGroup):
             raise typer.Exit(error.exit_code) from None
         except USAGE_ERROR as error:
             where = error.ctx.command_path if error.ctx is not None else "smelt-budget"
-            typer.echo(f"error: {error.format_message()}\n  fix: see {where} --help", err=True)
+            message = error.format_message().replace("Value error, ", "")
+            typer.echo(f"error: {message}\n  fix: see {where} --help", err=True)
             raise typer.Exit(BadInput.exit_code) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
@@ -358,8 +359,6 @@ def setting_asked(
 
     own = reading.setting
     name = own.get("convention", "smelt") if convention is None else convention
-    if name not in CONVENTIONS:
-        raise BadInput(f"{reading.origin}: the convention {name!r:.40} is not one of {', '.join(CONVENTIONS)}")
     if context is None and convention is None:
         context = own.get("context")
     if attention_length is None and context == own.get("context", context):
@@ -369,9 +368,7 @@ def setting_asked(
         raise BadInput(f"--attention-length {float(length):g} is not at least 1: a token attends to itself")
     size = fraction(str(own.get("bytes_per_element", 2) if kv_bytes is None else kv_bytes))
     if not Fraction(1, 16) <= size <= 16:
-        raise BadInput(f"--kv-bytes {float(size):g} is not between 0.0625 and 16")
-    if type(context) not in (int, type(None)):
-        raise BadInput(f"{reading.origin}: the context {context!r:.40} is not a whole number")
+        raise BadInput(f"--kv-bytes {float(size):g} is not between 0.0625 and 16", "fix: --kv-bytes 2")
     return {
         "convention": CONVENTIONS[name],
         "context": context,

@@ -7,7 +7,7 @@ are rounded to the nearest integer once, at the total (rule C19).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
@@ -59,8 +59,8 @@ class Setting:
         return {
             "convention": self.convention.name,
             "context": self.context,
-            "attention_length": plain(self.attention_length),
-            "bytes_per_element": plain(self.bytes_per_element),
+            "attention_length": written(self.attention_length),
+            "bytes_per_element": written(self.bytes_per_element),
         }
 
     def flops(self, row: Row) -> Any:
@@ -80,6 +80,12 @@ class Setting:
 def plain(value: Fraction) -> int | float:
     """A fraction as JSON has it: an integer where it is one."""
     return int(value) if value.denominator == 1 else float(value)
+
+
+def written(value: Fraction) -> int | float | str:
+    """A fraction so that reading it back is exact: 2, 2048.5, "1/3"."""
+    short = plain(value)
+    return short if Fraction(str(short)) == value else str(value)
 
 
 @dataclass(frozen=True)
@@ -122,18 +128,12 @@ class Ledger:
             key = (row.name, row.params, row.macs, row.cache, row.window)
             before = together.get(key)
             if before is not None:
-                row = Row(  # noqa: PLW2901
-                    row.name,
-                    row.kind,
-                    row.source,
-                    row.params,
-                    row.macs,
-                    row.cache,
-                    before.stored + row.stored,
-                    before.read + row.read,
-                    before.run + row.run,
-                    row.window,
-                    before.sections + row.sections,
+                row = replace(  # noqa: PLW2901
+                    row,
+                    stored=before.stored + row.stored,
+                    read=before.read + row.read,
+                    run=before.run + row.run,
+                    sections=before.sections + row.sections,
                 )
             together[key] = row
         return list(together.values())
@@ -217,7 +217,7 @@ class Ledger:
         return float(1 - Fraction(sum(row.read for row in experts), stored)) if stored else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The `--json` contract that other programs read; exact integers but for the two sparsities."""
+        """The `--json` contract that other programs read; counts are exact integers."""
         head = self.input_embedding if self.spec.tie_word_embeddings else 0
         return {
             "parameters": {

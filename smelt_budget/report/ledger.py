@@ -12,6 +12,7 @@ from smelt_budget.report.frame import plain_table
 from smelt_budget.report.numbers import exact, short
 
 Equations = dict[tuple[str, str], tuple[Any, Any, Any]]
+"""What `smelt_budget.ledger.symbols.equations` returns, which is not imported here: sympy takes half a second."""
 
 
 def ledger_view(ledger: Ledger, name: str, equations: Equations | None = None) -> Group:
@@ -51,9 +52,9 @@ def label(row: Row, ledger: Ledger) -> str:
     """A row's name; its section where another section has other numbers."""
     name = row.name
     if sum(other.name == name for other in ledger.rows) > 1:
-        sections = " + ".join(dict.fromkeys(row.sections))
-        window = f", window {row.window.size}" if row.window else ""
-        name += f" ({sections}{window})" if row.sections else ""
+        parts = list(dict.fromkeys(row.sections)) if ledger.spec.loop else []
+        parts += [f"window {row.window.size}"] if row.window else []
+        name += f" ({', '.join(parts)})" if parts else ""
     return name
 
 

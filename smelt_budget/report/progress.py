@@ -1,7 +1,8 @@
-"""How far is it? A bar on stderr for work that takes over a second; nothing for work that does not."""
+"""How far is it? A bar for work that takes over a second, where stderr is a terminal; nothing otherwise."""
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 
@@ -24,7 +25,7 @@ class SlowWork:
 
     def advanced(self, done: int, total: int) -> None:
         """Tell how much is done; a smaller `total` or `done` than before starts over."""
-        if self.bar is None and time.monotonic() - self.began > PATIENCE:
+        if self.bar is None and sys.stderr.isatty() and time.monotonic() - self.began > PATIENCE:
             columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self.bar.add_task(self.words)

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from smelt_budget.ledger import Ledger
 from smelt_budget.report.frame import plain_table
 from smelt_budget.report.numbers import exact, short, signed_percent
 from smelt_budget.solver.solution import Solution
@@ -35,7 +36,9 @@ def choice_table(solution: Solution, name: str) -> Table:
     for words, before, after, key in choices(baseline, twin):
         table.add_row(words, before, after, shown.get(key, ""))
     cache = "cached width / layer"
-    table.add_row(cache, cached_width(baseline), cached_width(twin), f"{relaxed.kv_width:.1f}")
+    table.add_row(
+        cache, cached_width(solution.baseline_ledger), cached_width(solution.twin_ledger), f"{relaxed.kv_width:.1f}"
+    )
     return table
 
 
@@ -87,18 +90,11 @@ def ratio(spec: ModelSpec) -> str:
     return outer if own is None else f"{outer}, core {spec.num_attention_heads / own:g}"
 
 
-def cached_width(spec: ModelSpec) -> str:
-    """Cached elements per executed layer and token."""
-
-    def width(kv_heads: int | None, rank: int | None) -> int:
-        if rank is not None:
-            return rank + (spec.qk_rope_head_dim or 0)
-        return 2 * (kv_heads or 0) * (spec.head_dim or 0)
-
-    outer = width(spec.num_key_value_heads, spec.kv_lora_rank)
-    if spec.core is None or (spec.core.num_key_value_heads is None and spec.core.kv_lora_rank is None):
-        return exact(outer)
-    return f"{outer:,}, core {width(spec.core.num_key_value_heads, spec.core.kv_lora_rank):,}"
+def cached_width(ledger: Ledger) -> str:
+    """Cached elements per executed layer and token; where the core has its own, prelude and coda first."""
+    widths = {row.sections[0]: row.cache for row in reversed(ledger.rows) if row.kind == "cache"}
+    outer, core = widths.get("prelude", widths.get("core")), widths.get("core")
+    return exact(outer or 0) if core in (None, outer) else f"{outer:,}, core {core:,}"
 
 
 def budget_table(solution: Solution) -> Table:

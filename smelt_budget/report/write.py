@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,23 @@ from smelt_budget.errors import BadInput
 
 def check_free(path: Path, force: bool) -> None:
     """Fail before the work, not after it: the place is taken, or cannot be written."""
-    if path.is_dir():
-        raise BadInput(f"{path} is a directory", f"fix: --out {path / 'smelt.yaml'}")
-    if path.exists() and not force:
-        raise BadInput(f"{path} exists and is not overwritten", "fix: --force, or another --out")
-    if not path.absolute().parent.is_dir():
-        raise BadInput(f"cannot write {path}: no such directory", f"fix: mkdir -p {path.parent}")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise BadInput(f"cannot write {path}: the directory is not writable")
+    folder = path.absolute().parent
+    try:
+        if path.is_dir():
+            raise BadInput(f"{path} is a directory", f"fix: --out {shlex.quote(str(path / 'smelt.yaml'))}")
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{path} is a device or a pipe, which is never replaced", "fix: another --out")
+        if path.exists() and not force:
+            raise BadInput(f"{path} exists and is not overwritten", "fix: --force, or another --out")
+        if not folder.exists() and not any(above.is_file() for above in folder.parents):
+            raise BadInput(f"cannot write {path}: no such directory", f"fix: mkdir -p {shlex.quote(str(path.parent))}")
+        if not folder.is_dir():
+            raise BadInput(f"cannot write {path}: {folder} is not a directory", "fix: another --out")
+        if not os.access(folder, os.W_OK):
+            raise BadInput(f"cannot write {path}: the directory is not writable", "fix: another --out")
+        path.resolve(strict=False)
+    except (OSError, RuntimeError) as error:  # a name too long, a link to itself
+        raise BadInput(f"cannot write {str(path)[:80]}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def write_text(path: Path, text: str, force: bool) -> None:
@@ -31,7 +41,7 @@ def write_text(path: Path, text: str, force: bool) -> None:
     check_free(path, force)
     path = path.resolve()  # a link stays a link; what it points to is replaced
     try:
-        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=".smelt-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)

@@ -23,11 +23,12 @@ from smelt_budget.errors import BadInput
 from smelt_budget.solver.problem import Problem
 from smelt_budget.solver.relax import Relaxed, cached
 
-WINDOW = 0.4
-HIDDEN_WINDOW = 0.25
+WINDOW = 0.4  # proportions from 2/3 to 3/2: past that the arms differ in more than the loop
+HIDDEN_WINDOW = 0.25  # the best hidden size of the paper's cells lies within 0.07 of the relaxed one
 UNSOLVED_WINDOW = 0.6
 PINNED_WINDOW = 1.2
 EXPERTS_REACH = 4
+LATENT_HEADS_STEP = 4  # query heads of latent attention, where no KV heads set a step
 MOST_GEOMETRIES = 1_000_000
 """A limit on memory, fifty times what the largest built-in model needs at the default steps."""
 Array = np.ndarray
@@ -105,6 +106,8 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes | None:
     most = max(least, floor(EXPERTS_REACH * relaxed.num_experts))
     if "num_experts" in keep:
         least = most = keep["num_experts"]
+    elif most // step.experts_multiple * step.experts_multiple < least:
+        return None
     return Axes(
         hidden=hidden,
         geometry=geometry,
@@ -205,7 +208,7 @@ def latent_geometry(problem: Problem) -> dict[str, Array]:
                 "fix: --heads uniform",
             )
         ranks = divisible
-    heads_step = 4 if b.num_attention_heads % 4 == 0 else 1
+    heads_step = LATENT_HEADS_STEP if b.num_attention_heads % LATENT_HEADS_STEP == 0 else 1
     heads = pinned(multiples(1, b.num_attention_heads * exp(WINDOW), heads_step), keep.get("num_attention_heads"))
     nope = head_sizes(problem, "qk_nope_head_dim")
     value = np.full_like(nope, keep["v_head_dim"]) if "v_head_dim" in keep else nope * b.v_head_dim / b.qk_nope_head_dim

@@ -45,7 +45,7 @@ def place(baseline: ModelSpec, plan: Plan) -> Placed:
         BadInput: the core would be empty or too long, or the depth cannot change.
     """
     if not 0 < plan.span <= 1:
-        raise BadInput(f"--span {float(plan.span):g} is not above 0 and at most 1")
+        raise BadInput(f"--span {float(plan.span):g} is not above 0 and at most 1", "fix: --span 0.5")
     if plan.visits < 1:
         raise BadInput(f"--visits {plan.visits} is not at least 1")
     depth, notes = stretched(baseline, plan.layers), []
@@ -69,7 +69,10 @@ def place(baseline: ModelSpec, plan: Plan) -> Placed:
         )
         start = first_dense
     if not 0 <= start <= layers - core:
-        raise BadInput(f"--start {start} with a core of {core} layers does not fit into {layers} layers")
+        raise BadInput(
+            f"--start {start} with a core of {core} layers does not fit into {layers} layers",
+            f"fix: --start {layers - core}",
+        )
     if start < first_dense:
         notes.append(f"the core holds {first_dense - start} dense-first layers, as asked")
     loop = Loop(start=start, stop=start + core, visits=plan.visits, residual_scale=1 / plan.visits)

@@ -74,7 +74,10 @@ class Tolerance:
     def __post_init__(self) -> None:
         for name, value in self.by_budget.items():
             if not 0 <= value < 1:
-                raise BadInput(f"the tolerance for {name} is {value:g}, not between 0 and 1 (0.02 is 2 %)")
+                raise BadInput(
+                    f"the tolerance for {name} is {value:g}, not at least 0 and below 1",
+                    "fix: 0.02 or 2% is two percent",
+                )
 
     @property
     def by_budget(self) -> dict[str, float]:

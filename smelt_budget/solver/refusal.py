@@ -87,6 +87,9 @@ def fixes(problem: Problem, heads: str, point: Alternative | None, progress: Pro
     for flags, changed in changes(problem, heads, point):
         if len(out) == MOST_FIXES:
             break
+        flag = flags.rpartition(" ")[0]
+        if any(found.rpartition(" ")[0] == flag for found in out):
+            continue  # a smaller change of the same flag works already
         try:
             solution = looked(changed, 1, progress)
         except SmeltError:

@@ -54,12 +54,13 @@ def relax(problem: Problem) -> Relaxed:
     kv_width = cached(baseline) / rho
     setting = replace(problem.setting, number=lambda x: sympy.Rational(x.numerator, x.denominator))
     target = totals(baseline, setting)
+    simple = float(baseline.hidden_size / sympy.sqrt(rho))
     first_order = Relaxed(
-        hidden_size=float(baseline.hidden_size / sympy.sqrt(rho)),
+        hidden_size=simple,
         num_experts=float(baseline.num_experts * rho),  # pyright: ignore[reportOptionalOperand]
         moe_intermediate_size=float(baseline.moe_intermediate_size / sympy.sqrt(rho)),  # pyright: ignore
         kv_width=float(kv_width),
-        first_order_hidden=float(baseline.hidden_size / sympy.sqrt(rho)),
+        first_order_hidden=simple,
         exact=False,
     )
     hidden = root(attention_flops(draft, setting) - attention_flops(baseline, setting), H)
@@ -84,9 +85,7 @@ def relax(problem: Problem) -> Relaxed:
 
 def cached(spec: Any) -> int:
     """Cached elements of one layer and token."""
-    if spec.kv_lora_rank is None:
-        return 2 * spec.num_key_value_heads * spec.head_dim
-    return spec.kv_lora_rank + spec.qk_rope_head_dim
+    return next(row.cache for row in rows(spec) if row.kind == "cache")
 
 
 def free_symbols(problem: Problem, rho: Any) -> dict[str, Any]:
@@ -135,5 +134,5 @@ def root(expression: Any, symbol: sympy.Symbol) -> sympy.Expr | None:
         found = [(-b + spread) / (2 * a), (-b - spread) / (2 * a)]
     else:
         return None
-    positive = [x.evalf(30) for x in found if x.is_real and x > 0]
+    positive = [x.evalf() for x in found if x.is_real and x > 0]
     return max(positive) if positive else None

@@ -23,7 +23,8 @@ def sparsified(baseline: ModelSpec, sparsity: float, setting: Setting, top_k: in
         BadInput: the sparsity is out of range or out of reach, or the dense width does not divide.
     """
     if not 0 <= sparsity < 1:
-        raise BadInput(f"--sparsity {sparsity!r} is not between 0 and 1", f"fix: --sparsity {sparsity / 100:g}")
+        percent = [f"fix: --sparsity {sparsity / 100:g}"] if 2 <= sparsity < 100 else []
+        raise BadInput(f"--sparsity {sparsity!r} is not at least 0 and below 1", *percent)
     if baseline.is_moe and top_k not in (None, baseline.num_experts_per_tok):
         raise BadInput(
             f"--top-k {top_k}: the baseline is a MoE with top-{baseline.num_experts_per_tok} already, which is kept"

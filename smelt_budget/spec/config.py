@@ -168,8 +168,8 @@ def sparse_steps(c: Config, fields: Fields) -> tuple[int, ...]:
     step, listed = c.whole("decoder_sparse_step", 1), c.items("mlp_only_layers", ())
     if step < 1:
         c.fail("decoder_sparse_step is 0")
-    if any(type(i) is not int or i < 0 for i in listed):
-        c.fail(f"mlp_only_layers is {listed!r:.40}, not a list of layer numbers")
+    if any(type(i) is not int or not 0 <= i < fields["num_hidden_layers"] for i in listed):
+        c.fail(f"mlp_only_layers is {listed!r:.40}, not a list of layers below {fields['num_hidden_layers']}")
     return tuple(i for i in range(fields["num_hidden_layers"]) if i in listed or (i + 1) % step)
 
 

@@ -72,7 +72,7 @@ def olmoe(c: Config) -> Fields:
     return fields | {"qk_norm": "full", "attention_bias": bias, "attention_output_bias": bias}
 
 
-def deepseek(c: Config) -> Fields:
+def deepseek(c: Config, first_dense: int | None = None) -> Fields:
     """DeepSeek V2 and V3 (Kimi K2, Moonlight): latent attention, dense layers first, shared experts fused."""
     fields = base(c)
     bias = c.flag("attention_bias", False)
@@ -90,13 +90,15 @@ def deepseek(c: Config) -> Fields:
     if "q_lora_rank" not in c.data:
         c.fail("q_lora_rank is missing; null means no query compression")
     c.aside("num_key_value_heads", "head_dim")  # one latent serves every head
-    return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields)
+    return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields, first_dense)
 
 
-def shared_and_dense_first(c: Config, fields: Fields) -> Fields:
+def shared_and_dense_first(c: Config, fields: Fields, first: int | None = None) -> Fields:
     """DeepSeek's and GLM's way: n_shared_experts fused, first_k_dense_replace, moe_layer_freq."""
     shared = c.whole("n_shared_experts", 0) * c.whole("moe_intermediate_size")
-    first, every = c.whole("first_k_dense_replace"), c.whole("moe_layer_freq", 1)
+    if first is None:
+        first = int(c.whole("first_k_dense_replace"))
+    every = c.whole("moe_layer_freq", 1)
     if every < 1:
         c.fail("moe_layer_freq is 0")
     layers = tuple(i for i in range(fields["num_hidden_layers"]) if i < first or i % every)
@@ -108,15 +110,16 @@ def shared_and_dense_first(c: Config, fields: Fields) -> Fields:
 def glm4_moe_lite(c: Config) -> Fields:
     """GLM-4.7-Flash: DeepSeek's layers; `mlp_layer_types` lists the dense ones, left out it is the first."""
     kinds = c.items("mlp_layer_types")
-    if kinds is None:
-        first = {"first_k_dense_replace": 1}
-    else:
+    first = c.whole("first_k_dense_replace", None)
+    if kinds is not None:
         dense = [kind == "dense" for kind in kinds]
-        if set(kinds) - {"dense", "sparse"} or True in dense[dense.count(True) :]:
-            c.fail(f"mlp_layer_types is {kinds!r:.40}, not dense layers followed by sparse ones")
-        first = {"first_k_dense_replace": dense.count(True)}
-    c.data = first | c.data
-    return deepseek(c)
+        right = all(kind in ("dense", "sparse") for kind in kinds) and True not in dense[sum(dense) :]
+        if not right or len(kinds) != c.whole("num_hidden_layers"):
+            c.fail(f"mlp_layer_types is {kinds!r:.40}, not one of dense, then sparse, for each layer")
+        if first not in (None, sum(dense)):
+            c.fail(f"first_k_dense_replace is {first}, mlp_layer_types has {sum(dense)} dense layers")
+        first = sum(dense)
+    return deepseek(c, 1 if first is None else first)
 
 
 def glm4_moe(c: Config) -> Fields:
@@ -260,7 +263,7 @@ def llama4_windows(c: Config, fields: Fields) -> Fields:
     if kinds is None:
         every = c.whole("no_rope_layer_interval", 4) or layers + 1
         rope = c.items("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
-        if len(rope) != layers or set(rope) - {0, 1}:
+        if len(rope) != layers or any(type(r) is not int or r not in (0, 1) for r in rope):
             c.fail(f"no_rope_layers is {rope!r:.40}, not one 0 or 1 for each of {layers} layers")
         kinds = tuple("chunked_attention" if r and chunk else "full_attention" for r in rope)
     return {"attention_chunk_size": chunk if "chunked_attention" in kinds else None, "layer_types": kinds}

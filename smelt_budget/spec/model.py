@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from smelt_budget.errors import BadInput
+from smelt_budget.spec.text import kind_of
 
 # Sanity bounds, far above any published model. They keep every count of a valid spec below 2**63 per row
 # and every search array exact in float64, and they turn a typed-in phone number into a clear message.
-Width = Annotated[int, Field(ge=1, le=10_000_000)]
+MOST_WIDE = 10_000_000
+Width = Annotated[int, Field(ge=1, le=MOST_WIDE)]
 Heads = Annotated[int, Field(ge=1, le=65_536)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=10_000)]
@@ -171,7 +173,7 @@ class ModelSpec(Frozen):
         heads, hidden = data.get("num_attention_heads"), data.get("hidden_size")
         if data.get("num_key_value_heads") is None:
             data["num_key_value_heads"] = heads
-        whole = type(heads) is int and type(hidden) is int and heads > 0
+        whole = type(heads) is int and type(hidden) is int and heads > 0 and 0 < hidden <= MOST_WIDE
         if data.get("head_dim") is None and data.get("kv_lora_rank") is None and whole:
             if hidden % heads:
                 raise ValueError(
@@ -281,6 +283,13 @@ def checked(fields: dict[str, Any], origin: str = "spec") -> ModelSpec:
 
 
 MOST_SHOWN = 8
+WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a mapping",
+}
 
 
 def explained(error: ValidationError) -> list[str]:
@@ -292,11 +301,19 @@ def explained(error: ValidationError) -> list[str]:
         message = finding["msg"].removeprefix("Value error, ")
         if finding["type"] == "extra_forbidden":
             message = "unknown key; it could change a count, so it is not skipped"
-        elif finding["type"] == "missing":
+        elif finding["type"] == "missing" or given is None:
             message = "missing, and never guessed"
         elif finding["type"] == "int_type" and type(given) is float and given.is_integer() and abs(given) < 1e15:
             message = f"is a number with a point or an exponent; write it as {int(given)}"
-        shown = "" if not key or finding["type"] in ("missing", "extra_forbidden") else f" (got {given!r:.60})"
+        elif finding["type"] == "literal_error":
+            message = f"is not one of {finding.get('ctx', {}).get('expected')}"
+        elif finding["type"] in WANTED:
+            message = f"is {kind_of(given)}, not {WANTED[finding['type']]}"
+        shown = (
+            ""
+            if not key or given is None or finding["type"] in ("missing", "extra_forbidden")
+            else f" (got {given!r:.60})"
+        )
         lines.append(f"{key + ': ' if key else ''}{message}{shown}")
     more = len(lines) - MOST_SHOWN
     return lines[:MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])

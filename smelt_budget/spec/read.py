@@ -7,6 +7,7 @@ are the fields of `ModelSpec`. `smelt.yaml#twin` is one arm of a solved pair.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,14 @@ from smelt_budget.spec.model import ModelSpec, checked
 from smelt_budget.spec.text import parse, read_text
 
 WRAPPERS = ("text_config", "llm_config", "language_config", "thinker_config")
+NUMBER = re.compile(r"\d{1,18}(\.\d{1,18}|/[1-9]\d{0,17})?")
+SETTING = {
+    "convention": lambda v: v in (None, "smelt", "megatron", "torchtitan", "full-square"),
+    "context": lambda v: v is None or (type(v) is int and 1 <= v <= 10**12),
+    "attention_length": lambda v: v is None or NUMBER.fullmatch(str(v)) is not None,
+    "bytes_per_element": lambda v: v is None or NUMBER.fullmatch(str(v)) is not None,
+}
+"""What a pair's setting may hold; it was written by `Setting.as_dict`."""
 LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -86,8 +95,8 @@ def read_file(path: str, arm: str) -> Reading:
         if not isinstance(inner, dict):
             raise BadInput(f"{path}: {arm} has no spec")
         setting = data.get("setting", {})
-        if not isinstance(setting, dict):
-            raise BadInput(f"{path}: setting is not a mapping")
+        if not isinstance(setting, dict) or not all(SETTING[name](setting.get(name)) for name in SETTING):
+            raise BadInput(f"{path}: setting is {setting!r:.120}, not one that solve wrote", "fix: solve it again")
         return replace(read_mapping(inner, f"{path}#{arm}"), setting=setting)
     if arm:
         raise BadInput(f"{path} is no solved pair, so it has no {arm!r}")

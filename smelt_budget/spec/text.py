@@ -1,7 +1,8 @@
 """What does this file say? Text to plain data: YAML 1.2 or JSON, one mapping, nothing executed.
 
-Refused, each with its line: duplicate keys, tabs, tags, aliases (a few lines of them unfold to gigabytes), more
-than one document, NaN and infinity, nesting past `DEEPEST`, files past `LARGEST` bytes, anything but UTF-8.
+Refused, with the line where the reader knows it: duplicate keys, tabs, tags, aliases (a few lines of them unfold to
+gigabytes), more than one document, NaN and infinity, nesting past `DEEPEST`, files past `LARGEST` bytes, anything but
+UTF-8.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def parse(text: str, origin: str) -> dict[str, Any]:
         raise BadInput(f"{origin} is nested too deep to be a model description") from None
     if not isinstance(data, dict):
         raise BadInput(f"{origin} holds {kind_of(data)}, not a mapping of field to value")
-    check_plain(data, origin, 1)
+    check_plain(data, origin, "", 1)
     return data
 
 
@@ -117,22 +118,23 @@ def parse_yaml(text: str, origin: str) -> Any:
         raise BadInput(f"{origin} has a value YAML cannot build: {str(error).splitlines()[0]:.80}") from None
 
 
-def check_plain(value: Any, key: str, depth: int) -> None:
+def check_plain(value: Any, origin: str, key: str, depth: int) -> None:
     """Only mappings with text keys, lists, text, numbers, booleans and null; no NaN, no infinity."""
+    where = f"{origin}: {key}" if key else origin
     if depth > DEEPEST:
-        raise BadInput(f"{key} is nested more than {DEEPEST} deep")
+        raise BadInput(f"{where} is nested more than {DEEPEST} deep")
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
-                raise BadInput(f"{key}: the key {name!r:.40} is {kind_of(name)}, not text")
-            check_plain(inner, name, depth + 1)
+                raise BadInput(f"{where}: the key {name!r:.40} is {kind_of(name)}, not text")
+            check_plain(inner, origin, name, depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            check_plain(inner, key, depth + 1)
+            check_plain(inner, origin, key, depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(f"{key} is {value}, not a finite number")
+        raise BadInput(f"{where} is {value}, not a finite number")
     elif not isinstance(value, (str, int, float, bool, type(None))):
-        raise BadInput(f"{key} is {kind_of(value)}, which no field takes")
+        raise BadInput(f"{where} is {kind_of(value)}, which no field takes")
 
 
 def kind_of(value: Any) -> str:

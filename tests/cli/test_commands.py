@@ -189,6 +189,57 @@ def test_out_is_read_back_and_never_overwritten_unasked(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["smelt.yaml"]
 
 
+def test_odd_places_are_refused_and_survive(tmp_path):
+    """A pipe, a link to itself, a name too long, a file for a folder: exit 2, --force or not, nothing replaced."""
+    pipe, loop, file = tmp_path / "pipe", tmp_path / "loop", tmp_path / "file"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    file.write_text("mine")
+    for place in (pipe, loop, tmp_path / ("x" * 300), file / "smelt.yaml"):
+        for force in ([], ["--force"]):
+            assert run("solve", "--out", place, *force).exit_code == 2
+    assert pipe.is_fifo()
+    assert file.read_text() == "mine"
+
+
+def test_a_link_is_followed_not_replaced(tmp_path):
+    """--force writes what the link points to."""
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    real.write_text("old")
+    link.symlink_to(real)
+    assert run("solve", "--out", link, "--force").exit_code == 0
+    assert link.is_symlink()
+    assert real.read_text().startswith("#")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-bytes", "1/3", "--attention-length", "100/3"],
+        ["--convention", "megatron", "--context", "8192", "--kv-bytes", "1"],
+        ["--convention", "full-square", "--context", "512", "--attention-length", "77.5"],
+    ],
+)
+def test_a_pair_is_counted_as_it_was_solved(tmp_path, flags):
+    """Its setting travels with it, exactly."""
+    out = tmp_path / "pair.yaml"
+    data = as_json("solve", "--baseline", "gpt-oss-20b", "--out", out, *flags)
+    for arm in ("baseline", "twin"):
+        again = as_json("ledger", f"{out}#{arm}")
+        assert {k: again[k] for k in LEDGER} == {k: data[arm]["ledger"][k] for k in LEDGER}
+
+
+def test_counts_are_integers():
+    """Not floats that look like them."""
+    data = as_json("solve")
+    for arm in ("baseline", "twin"):
+        ledger = data[arm]["ledger"]
+        counts = [ledger["flops"]["forward_per_token"], ledger["flops"]["training_per_token"]]
+        for group in ("parameters", "kv_cache", "layers"):
+            counts += ledger[group].values()
+        assert {type(count) for count in counts} == {int}
+
+
 def test_a_failing_solve_writes_nothing(tmp_path):
     """Infeasible leaves no file, and an existing one is untouched even with --force."""
     out = tmp_path / "smelt.yaml"
@@ -209,9 +260,13 @@ def test_stdin(tmp_path):
 
 
 def test_a_closed_pipe_is_no_traceback():
-    """smelt-budget models | head."""
+    """head leaves after one line of far more than a pipe holds."""
     done = subprocess.run(
-        f"{sys.executable} -m smelt_budget models | head -1", shell=True, capture_output=True, text=True, check=False
+        f"{sys.executable} -m smelt_budget solve --json --top 300 | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "Traceback" not in done.stderr
 

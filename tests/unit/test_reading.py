@@ -152,6 +152,8 @@ def test_harmless_keys_are_listed():
         ("dbrx", {"attn_config": 3}, "attn_config"),
         ("dbrx", {"num_hidden_layers": "x"}, "num_hidden_layers"),
         ("olmoe-1b-7b", {"head_dim": 64}, "q_norm"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [99]}, "below 48"),
+        ("llama-4-scout", {"no_rope_layers": [[1]] * 48}, "no_rope_layers"),
         (
             "qwen3-8b",
             {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": None},
@@ -217,6 +219,36 @@ def test_minimax_m2_under_its_older_name():
     """model_type minimax with M2's architecture is M2."""
     config = builtin.load("minimax-m2")["config"] | {"model_type": "minimax", "architectures": ["MiniMaxM2ForCausalLM"]}
     assert read_mapping(config, "m2").spec == read("minimax-m2").spec
+
+
+@pytest.mark.parametrize(
+    "kinds", [[["dense"]] * 27, ["dense"] * 26, ["sparse", "dense"] + ["sparse"] * 25, ["dense"] * 27]
+)
+def test_layer_kinds_of_glm_lite_are_whole(kinds):
+    """One of dense, then sparse, for each layer, and no other number of dense layers beside it."""
+    config = builtin.load("deepseek-v2-lite")["config"] | {"model_type": "glm4_moe_lite", "mlp_layer_types": kinds}
+    with pytest.raises(BadInput):
+        read_mapping(config, "case")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"convention": [1]},
+        {"convention": "mine"},
+        {"context": -5},
+        {"context": 10**23},
+        {"attention_length": "abc"},
+        [1],
+    ],
+)
+def test_a_pairs_setting_is_checked(tmp_path, setting):
+    """It was written by solve; anything else is refused with the file named."""
+    pair = tmp_path / "smelt.yaml"
+    one = {"spec": parse(TEN_LINES, "x")}
+    pair.write_text(json.dumps({"baseline": one, "twin": one, "setting": setting}))
+    with pytest.raises(BadInput, match="not one that solve wrote"):
+        read(f"{pair}#twin")
 
 
 def test_lightning_attention_is_refused_by_name():

@@ -272,7 +272,7 @@ def test_fractional_positions(name, length):
 
 @pytest.mark.parametrize("layers", [2, 3, 4])
 @pytest.mark.parametrize("window", [7, 100])
-def test_tiny_windowed_models(layers, window):
+def test_gaps_of_tiny_windowed_models_are_exact(layers, window):
     """Where rounding to whole FLOPs would be a visible gap."""
     kinds = ("sliding_attention", "full_attention") * layers
     base = ModelSpec(
@@ -280,8 +280,9 @@ def test_tiny_windowed_models(layers, window):
         num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, sliding_window=window,
         layer_types=kinds[:layers],
     )  # fmt: skip
-    wide = Request(tolerance=Tolerance(0.3, 0.3, 0.3), lattice=Lattice(8, 4, 4))
-    assert max(map(abs, solve(base, wide).gaps.as_dict().values())) <= 0.3
+    solution = solve(base, Request(tolerance=Tolerance(0.3, 0.3, 0.3), lattice=Lattice(8, 4, 4)))
+    flops = [ledger.exact_forward_flops for ledger in (solution.baseline_ledger, solution.twin_ledger)]
+    assert solution.gaps.flops == float(flops[1] / flops[0] - 1)
 
 
 def test_refusals_of_pins_and_steps_say_what_to_drop():
@@ -289,6 +290,7 @@ def test_refusals_of_pins_and_steps_say_what_to_drop():
     for request, fix in (
         (Request(keep={"hidden_size": 5000}), "fix: without --keep hidden_size"),
         (Request(lattice=Lattice(experts_multiple=4096)), "fix: --experts-multiple 64"),
+        (Request(lattice=Lattice(hidden_multiple=8192)), "fix: --hidden-multiple"),
     ):
         with pytest.raises(Infeasible, match="leave none, whatever the tolerance") as error:
             solve(PAPER, replace(request, attention_length=Fraction(390)))

@@ -24,8 +24,8 @@ def message(**fields):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"hidden_size": True}, "hidden_size: Input should be a valid integer (got True)"),
-        ({"hidden_size": "64"}, "hidden_size: Input should be a valid integer (got '64')"),
+        ({"hidden_size": True}, "hidden_size: is a boolean, not a whole number (got True)"),
+        ({"hidden_size": "64"}, "hidden_size: is text, not a whole number (got '64')"),
         ({"hidden_size": 64.0}, "write it as 64"),
         ({"hidden_size": float("nan")}, "hidden_size"),
         ({"hidden_size": 0}, "greater than or equal to 1"),
@@ -53,7 +53,11 @@ def message(**fields):
         ({"core": {"num_key_value_heads": 3}, "loop": LOOP}, "does not divide"),
         ({"shared_expert_gate": True}, "without shared_expert_intermediate_size"),
         ({"hidden_sizes": 3}, "unknown key"),
-        ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": None}, "vocab_size: missing, and never guessed"),
+        ({"tie_word_embeddings": 1}, "is a number, not true or false"),
+        ({"mlp_only_layers": 3}, "is a number, not a list"),
+        ({"loop": 3}, "loop: is a number, not a mapping"),
+        ({"qk_norm": "some"}, "is not one of 'none', 'head' or 'full'"),
     ],
 )
 def test_refusals_name_key_and_value(fields, words):
