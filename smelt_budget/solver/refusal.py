@@ -109,7 +109,7 @@ def changes(problem: Problem, heads: str, point: Alternative | None) -> Iterator
         rest = {other: value for other, value in problem.keep.items() if other != name}
         yield f"without --keep {name}", replace(problem, keep=rest)
     for flag, field, finer in (
-        ("--experts-multiple", "experts_multiple", (64, 8, 1)),
+        ("--experts-multiple", "experts_multiple", (64, 8, 4, 2, 1)),
         ("--head-multiple", "head_multiple", (4, 2)),
         ("--hidden-multiple", "hidden_multiple", (128, 16, 8)),
     ):

@@ -90,7 +90,11 @@ def moved(given: ModelSpec, solution: Solution) -> tuple[str, ...]:
         return ()
     after, setting = solution.baseline, solution.setting
     sparsity = [Ledger(spec, setting).compute_equivalent_sparsity for spec in (given, after)]
-    before = f"{given.num_experts} experts" if given.is_moe else f"a dense width of {given.intermediate_size}"
+    before = (
+        f"{given.num_experts} experts"
+        if given.is_moe
+        else f"a dense width of {given.intermediate_size or given.moe_intermediate_size}"
+    )
     return (
         f"baseline re-sparsified: {before} -> {after.num_experts} experts of {after.moe_intermediate_size}, "
         f"top-{after.num_experts_per_tok}, S {sparsity[0]:.2%} -> {sparsity[1]:.2%}",
