@@ -56,7 +56,7 @@ def routed(dense: ModelSpec, top_k: int) -> ModelSpec:
     if top_k < 1:
         raise BadInput(f"--top-k {top_k} is not at least 1")
     if width % top_k:
-        near = next(k for k in range(top_k, 0, -1) if width % k == 0)
+        near = next(k for k in range(min(top_k, width), 0, -1) if width % k == 0)
         raise BadInput(
             f"a dense width of {width} does not divide into {top_k} experts of equal width",
             f"fix: --top-k {near} (experts {width // near} wide)",
