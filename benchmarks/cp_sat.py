@@ -22,6 +22,10 @@ Monomial = tuple[str, ...]
 """Names of the quantities multiplied; the empty one is the constant."""
 
 
+class NotCovered(Exception):
+    """A model this program cannot state; the table says so instead of a result."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """FLOPs or parameters as a polynomial: one coefficient per geometry for each product of free quantities."""
@@ -67,7 +71,7 @@ def budgets(case: Case) -> dict[str, Budget]:
             for ones in corners
         }
         if not all((term == np.rint(term)).all() for term in terms.values()):
-            raise NotImplementedError(f"{budget} whose coefficients are fractions are not in this program")
+            raise NotCovered(f"{budget} whose coefficients are fractions are not in this program")
         out[budget] = Budget(target, int(problem.tolerance.by_budget[budget] * target), terms)
     return out
 
@@ -77,7 +81,7 @@ class Program:
 
     def __init__(self, case: Case, sought: Sought):
         if case.problem.baseline.q_lora_rank is not None:
-            raise NotImplementedError("a query rank that follows the hidden size is not in this program")
+            raise NotCovered("a query rank that follows the hidden size is not in this program")
         self.case, self.model, self.budgets = case, cp_model.CpModel(), budgets(case)
         self.scale = WEIGHT * max(budget.target for budget in self.budgets.values())  # units of the objective a point
         lattice = case.lattice
@@ -209,7 +213,7 @@ def by_cp_sat(case: Case, budget: float, sought: Sought) -> Answer:
     start = time.perf_counter()
     try:
         program = Program(case, sought)
-    except NotImplementedError as error:
+    except NotCovered as error:
         return Answer("CP-SAT", sought, None, budget, time.perf_counter() - start, f"not tried: {error}")
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = budget

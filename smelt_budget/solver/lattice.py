@@ -141,6 +141,11 @@ def pinned(values: Array, pin: int | None) -> Array:
     return values if pin is None else np.array([float(pin)])
 
 
+def shallower(problem: Problem) -> float:
+    """How many times more cache each layer of a twin with fewer layers may hold; 1 at the baseline's depth or more."""
+    return max(1.0, problem.baseline.num_hidden_layers / problem.frame.num_hidden_layers)
+
+
 def keeps_heads(problem: Problem) -> bool:
     """Sectioned at the baseline's depth, head size and KV heads stay; a pin on either frees the other."""
     freed = {"head_dim", "num_key_value_heads"} & problem.keep.keys()
@@ -167,7 +172,7 @@ def grouped_geometry(problem: Problem, window: float) -> dict[str, Array]:
     widest = b.num_attention_heads * b.head_dim * exp(window)
     if "num_attention_heads" in keep:
         widest = max(widest, keep["num_attention_heads"] * keep.get("head_dim", b.head_dim))
-    most = ceil(2 * kv0 * max(1, 1 / problem.depth_ratio))
+    most = ceil(2 * kv0 * shallower(problem))
     default = [kv0] if keeps_heads(problem) else range(1, most + 1)
     kv_heads = [keep["num_key_value_heads"]] if "num_key_value_heads" in keep else default
     if problem.heads == "sectioned":
@@ -196,7 +201,8 @@ def latent_geometry(problem: Problem) -> dict[str, Array]:
     assert b.qk_nope_head_dim is not None
     assert b.v_head_dim is not None
     kept = problem.heads == "sectioned" and problem.depth_kept
-    most = cached(b) * max(1.0, 1.25 / float(problem.depth_ratio)) - (cached(b) - b.kv_lora_rank)
+    room = 1.25 if shallower(problem) > 1 else 1.0  # a rank above the baseline's is for fewer layers only
+    most = cached(b) * room * shallower(problem) - (cached(b) - b.kv_lora_rank)
     ranks = np.array([float(b.kv_lora_rank)]) if kept else multiples(1, most, step)
     ranks = pinned(ranks, keep.get("kv_lora_rank"))
     if problem.heads == "sectioned":

@@ -112,6 +112,7 @@ def changes(problem: Problem, heads: str, point: Alternative | None) -> Iterator
         ("--experts-multiple", "experts_multiple", (64, 8, 4, 2, 1)),
         ("--head-multiple", "head_multiple", (4, 2)),
         ("--hidden-multiple", "hidden_multiple", (128, 16, 8)),
+        ("--expert-multiple", "expert_multiple", (8, 4, 2, 1)),
     ):
         for step in finer:
             if step < getattr(lattice, field):

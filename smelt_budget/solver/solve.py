@@ -56,6 +56,8 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
         raise BadInput(f"--top {request.top} is not between 0 and 1000")
     if given.loop is not None and given.loop.visits > 1:
         raise BadInput("the baseline is looped already; a twin is found for an unlooped one")
+    if given.core is not None:
+        raise BadInput("the baseline is sectioned: its core has widths of its own", "fix: leave out core and loop")
     setting = Setting.of(
         given, request.convention, request.context, request.attention_length, request.bytes_per_element
     )

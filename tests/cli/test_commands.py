@@ -139,7 +139,7 @@ BAD = {
     "sectioned heads": (["solve", "--visits", "3", "--heads", "sectioned"], "divide by the visits"),
     "unwritable": (["solve", "--out", "/proc/smelt.yaml"], "cannot write"),
     "no folder": (["solve", "--out", "/nowhere/at/all.yaml"], "mkdir -p"),
-    "out is a folder": (["solve", "--out", "/tmp"], "is a directory"),
+    "out is a folder": (["solve", "--out", str(ROOT / "docs")], "is a directory"),
     "no command": (["dance"], "dance"),
 }
 
@@ -200,6 +200,17 @@ def test_odd_places_are_refused_and_survive(tmp_path):
             assert run("solve", "--out", place, *force).exit_code == 2
     assert pipe.is_fifo()
     assert file.read_text() == "mine"
+
+
+def test_a_taken_place_is_refused_before_the_search(tmp_path, monkeypatch):
+    """Nobody waits for a result that cannot be kept."""
+
+    def never(*_):
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("smelt_budget.solver.solve", never)
+    (tmp_path / "smelt.yaml").write_text("mine")
+    assert run("solve", "--out", tmp_path / "smelt.yaml").exit_code == 2
 
 
 def test_a_link_is_followed_not_replaced(tmp_path):

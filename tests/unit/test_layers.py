@@ -11,10 +11,10 @@ import smelt_budget
 
 PACKAGE = Path(smelt_budget.__file__).parent
 NEVER = {
-    "spec": {"ledger", "solver", "report", "cli", "numpy", "scipy", "sympy", "torch", "rich", "typer"},
-    "ledger": {"solver", "report", "cli", "numpy", "scipy", "torch", "rich", "typer"},
-    "solver": {"report", "cli", "torch", "rich", "typer"},
-    "report": {"cli", "torch", "typer", "numpy", "scipy", "sympy"},
+    "spec": {"ledger", "solver", "report", "cli", "flags", "numpy", "scipy", "sympy", "torch", "rich", "typer"},
+    "ledger": {"solver", "report", "cli", "flags", "numpy", "scipy", "torch", "rich", "typer"},
+    "solver": {"report", "cli", "flags", "torch", "rich", "typer"},
+    "report": {"cli", "flags", "torch", "typer", "numpy", "scipy", "sympy"},
 }
 
 

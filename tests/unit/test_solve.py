@@ -309,6 +309,31 @@ def test_at_most_refusals_name_the_budget():
     assert "fix: --heads uniform" in str(error.value)
 
 
+def test_a_sectioned_baseline_is_refused():
+    """Its core's widths would be carried into the twin unsolved."""
+    loop = {"start": 3, "stop": 9, "visits": 1}
+    with pytest.raises(BadInput, match="sectioned"):
+        solve(PAPER.replace(loop=loop, core={"num_key_value_heads": 2}))
+    assert solve(PAPER.replace(loop=loop), AT_390).twin == solve(PAPER, AT_390).twin
+
+
+def test_fewer_layers_hold_more_cache_each():
+    """DeepSeek-V2-Lite in 20 layers instead of 27, sectioned: the rank grows past the baseline's 512."""
+    solution = solve(read("deepseek-v2-lite").spec, Request(heads="sectioned", plan=Plan(layers=20)))
+    assert solution.twin.kv_lora_rank > 512
+    assert max(map(abs, gaps(solution))) <= Fraction(2, 100)
+
+
+def test_toys_are_told_to_take_finer_steps():
+    """Experts 6 wide do not fit steps of 8; the refusal names a step that works."""
+    toy = ModelSpec(
+        hidden_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=24, num_experts=32,
+        num_experts_per_tok=4, moe_intermediate_size=6, vocab_size=257,
+    )  # fmt: skip
+    with pytest.raises(Infeasible, match="fix: --expert-multiple"):
+        solve(toy)
+
+
 def test_one_expert_is_dense_to_the_solver():
     """No choice of experts: S is 0, and a sparsity has to be asked for."""
     one = PAPER.replace(num_experts=1, num_experts_per_tok=1)
