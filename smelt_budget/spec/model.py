@@ -8,59 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from smelt_budget.errors import BadInput
+from smelt_budget.spec.blocks import MOST_WIDE, Core, Count, Frozen, Heads, Layers, Loop, Positive, RopeScaling, Width
 from smelt_budget.spec.text import kind_of
 
-# Sanity bounds, far above any published model. They keep every count of a valid spec below 2**63 per row
-# and every search array exact in float64, and they turn a typed-in phone number into a clear message.
-MOST_WIDE = 10_000_000
-Width = Annotated[int, Field(ge=1, le=MOST_WIDE)]
-Heads = Annotated[int, Field(ge=1, le=65_536)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Layers = Annotated[int, Field(ge=1, le=10_000)]
 LayerKind = Literal["full_attention", "sliding_attention", "chunked_attention"]
-
-
-class Frozen(BaseModel):
-    """Strict (no "3", no true for 1), closed (no unknown key) and immutable."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        ser_json_inf_nan="constants",
-    )
-
-
-class Loop(Frozen):
-    """Layers `[start, stop)`, counted from 0, run `visits` times as one block (SMELT, section 1)."""
-
-    start: Annotated[int, Field(ge=0)]
-    """First core layer, 0-based."""
-    stop: Annotated[int, Field(ge=1)]
-    """One past the last core layer."""
-    visits: Annotated[int, Field(ge=1, le=1000)]
-    """How many times the block runs."""
-    residual_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor on both branch outputs of every core layer, on every visit; the paper's is 1 / visits."""
-
-    @model_validator(mode="after")
-    def _core_is_not_empty(self) -> Loop:
-        if self.stop <= self.start:
-            raise ValueError(f"the core [start, stop) = [{self.start}, {self.stop}) holds no layer")
-        return self
-
-
-class Core(Frozen):
-    """Where the core of a sectioned model differs from its prelude and coda; `None` means "the same"."""
-
-    num_key_value_heads: Heads | None = None
-    num_experts: Count | None = None
-    kv_lora_rank: Width | None = None
 
 
 class ModelSpec(Frozen):
@@ -132,6 +86,39 @@ class ModelSpec(Frozen):
     """4 where each branch is normalised before and after (Ouro)."""
     early_exit_gate: bool = False
     """A hidden_size -> 1 linear with bias, run after every visit of the stack (Ouro)."""
+
+    rms_norm_eps: Positive = 1e-6
+    """Epsilon of every normalisation, LayerNorms included."""
+    rope_theta: Positive = 10_000.0
+    """Base of the rotary frequencies."""
+    rope_scaling: RopeScaling | None = None
+    """Absent: the frequencies are not stretched."""
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of head_dim that rotates, from its front (latent attention: of qk_rope_head_dim)."""
+    rope_interleave: bool = False
+    """Whether neighbours (2i, 2i + 1) rotate together (DeepSeek), not (i, i + d/2)."""
+    swiglu_limit: Positive | None = None
+    """Where the experts' two branches are clamped; set, they meet as (up + 1) gate sigmoid(1.702 gate) (gpt-oss)."""
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    """What turns router logits into expert scores."""
+    norm_topk_prob: bool = True
+    """Whether the scores of the chosen K are divided by their sum."""
+    routed_scaling_factor: Positive = 1.0
+    """Factor on the routed experts' scores, after norm_topk_prob."""
+    n_group: Count | None = None
+    """Equal groups that the experts are chosen from, best groups first (DeepSeek); absent or 1: no groups."""
+    topk_group: Count | None = None
+    """How many of the groups a token may choose experts from."""
+    router_correction_bias: bool = False
+    """A buffer per expert added to its score for choosing only (DeepSeek-V3); no parameter (rule C6)."""
+    embedding_multiplier: Positive = 1.0
+    """Factor on the embedding's output (Granite, as the next three)."""
+    residual_multiplier: Positive = 1.0
+    """Factor on both branch outputs of every layer."""
+    attention_multiplier: Positive | None = None
+    """Replaces 1 / sqrt(head_dim) as the factor on attention scores."""
+    logits_scaling: Positive = 1.0
+    """The lm-head's output is divided by it."""
 
     loop: Loop | None = None
     """Absent: every layer runs once."""
@@ -245,6 +232,29 @@ class ModelSpec(Frozen):
             raise ValueError("shared_expert_gate without shared_expert_intermediate_size")
         if (experts is None or self.mlp_only_layers) and self.intermediate_size is None:
             raise ValueError("intermediate_size is missing: the width of the dense layers is never guessed")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> ModelSpec:
+        groups, chosen = self.n_group, self.topk_group
+        if groups is None or groups == 1:
+            if chosen not in (None, 1):
+                raise ValueError(f"topk_group {chosen} without n_group to choose from")
+            return self
+        if self.num_experts is None:
+            raise ValueError("n_group set without num_experts")
+        if chosen is None:
+            raise ValueError(f"topk_group is missing (n_group is {groups})")
+        if chosen > groups:
+            raise ValueError(f"topk_group {chosen} is more than n_group {groups}")
+        for name, experts in (("", self.num_experts), ("core.", self.core.num_experts if self.core else None)):
+            if experts is not None and experts % groups:
+                raise ValueError(f"{name}num_experts {experts} does not divide by n_group {groups}")
+            if experts is not None and chosen * experts // groups < (self.num_experts_per_tok or 0):
+                raise ValueError(
+                    f"topk_group {chosen} of n_group {groups} leaves {chosen * experts // groups} experts of "
+                    f"{name}num_experts {experts}, fewer than num_experts_per_tok {self.num_experts_per_tok}"
+                )
         return self
 
     @model_validator(mode="after")
