@@ -1,0 +1,114 @@
+"""Where is a token? Rotary positions (arXiv:2104.09864), plain or stretched to longer contexts.
+
+    angle[t, i] = position[t] * theta^(-2i/D)          D rotating elements of each head
+    (a, b)_i    -> (a cos - b sin, a sin + b cos)      pairs (i, i + D/2), or (2i, 2i+1) where interleaved
+
+Frequencies are made anew in each forward: a few hundred numbers, and no buffer that could be lost on the way from
+the meta device. B batch, T tokens, D rotating elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from smelt_budget.spec import ModelSpec
+from smelt_budget.spec.model import RopeScaling
+
+
+class Angles(NamedTuple):
+    """Cosines and sines, [B or 1, 1, T, D/2] each, times the stretch's attention factor."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary_size(spec: ModelSpec) -> int:
+    """D, how many elements of a head rotate."""
+    if spec.kv_lora_rank is not None:
+        return spec.qk_rope_head_dim or 0
+    return int((spec.head_dim or 0) * spec.partial_rotary_factor)
+
+
+def angles(spec: ModelSpec, position_BT: Tensor) -> Angles:
+    """The angles of integer positions [B or 1, T], in fp32."""
+    frequency, factor = frequencies(spec, position_BT.device)
+    phase_BT_D = position_BT[:, None, :, None].float() * frequency
+    return Angles(phase_BT_D.cos() * factor, phase_BT_D.sin() * factor)
+
+
+def frequencies(spec: ModelSpec, device: torch.device) -> tuple[Tensor, float]:
+    """Radians per position [D/2], and the factor YaRN puts on cosines and sines."""
+    size, scaling = rotary_size(spec), spec.rope_scaling
+    exponent = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
+    plain = 1.0 / spec.rope_theta**exponent
+    if scaling is None:
+        return plain, 1.0
+    if scaling.rope_type == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.rope_type == "llama3":
+        return llama3(plain, scaling), 1.0
+    return yarn(plain, scaling, spec.rope_theta, size), yarn_factor(scaling)
+
+
+def llama3(plain: Tensor, s: RopeScaling) -> Tensor:
+    """Llama 3.1: long waves slow down by the factor, short ones stay, those between blend linearly in 1/wavelength."""
+    low, high = s.low_freq_factor or 1.0, s.high_freq_factor or 4.0
+    turns = (s.original_max_position_embeddings or 0) * plain / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain / s.factor * (1 - share) + plain * share
+
+
+def yarn(plain: Tensor, s: RopeScaling, theta: float, size: int) -> Tensor:
+    """YaRN (arXiv:2309.00071, section 3.2): dimensions that turn less than beta_slow times slow down by the factor."""
+    trained = s.original_max_position_embeddings or 0
+
+    def dimension(turns: float) -> float:
+        """The dimension that turns so many times within the trained context."""
+        return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(s.beta_fast), dimension(s.beta_slow)
+    if s.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    step = torch.arange(plain.shape[0], device=plain.device, dtype=torch.float32)
+    slow = ((step - first) / max(last - first, 0.001)).clamp(0, 1)
+    return plain / s.factor * slow + plain * (1 - slow)
+
+
+def yarn_factor(s: RopeScaling) -> float:
+    """What YaRN multiplies cosines and sines by; DeepSeek gives two scales whose ratio it is."""
+    if s.attention_factor is not None:
+        return s.attention_factor
+    if s.mscale and s.mscale_all_dim:
+        return temperature(s.factor, s.mscale) / temperature(s.factor, s.mscale_all_dim)
+    return temperature(s.factor, 1.0)
+
+
+def temperature(factor: float, mscale: float) -> float:
+    """0.1 m ln(s) + 1 (arXiv:2309.00071, eq. 22); 1 for a context that was not stretched."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def latent_temperature(scaling: RopeScaling | None) -> float:
+    """What DeepSeek's latent attention multiplies its softmax scale by under YaRN."""
+    if scaling is None or scaling.rope_type != "yarn" or not scaling.mscale_all_dim:
+        return 1.0
+    return temperature(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
+def rotate(x_BhTd: Tensor, turn: Angles, interleaved: bool) -> Tensor:
+    """Rotate the first D elements of each head; what lies behind them passes."""
+    size = 2 * turn.cos.shape[-1]
+    cos, sin = turn.cos.to(x_BhTd.dtype), turn.sin.to(x_BhTd.dtype)
+    turning, passing = x_BhTd[..., :size], x_BhTd[..., size:]
+    if interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return turned if passing.shape[-1] == 0 else torch.cat((turned, passing), -1)
