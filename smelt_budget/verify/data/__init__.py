@@ -6,5 +6,18 @@ from smelt_budget.verify.data.load import load
 from smelt_budget.verify.data.packed import Packed
 from smelt_budget.verify.data.split import Split
 from smelt_budget.verify.data.tokenise import Bytes, Subwords, Tokeniser
+from smelt_budget.verify.data.yardsticks import Yardsticks, yardsticks
 
-__all__ = ["Batch", "Bytes", "Documents", "HeldOut", "Packed", "Split", "Subwords", "Tokeniser", "load"]
+__all__ = [
+    "Batch",
+    "Bytes",
+    "Documents",
+    "HeldOut",
+    "Packed",
+    "Split",
+    "Subwords",
+    "Tokeniser",
+    "Yardsticks",
+    "load",
+    "yardsticks",
+]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from smelt_budget.verify.data.documents import Documents
+from smelt_budget.errors import BadInput
+from smelt_budget.verify.data.documents import Documents, held_out
 from smelt_budget.verify.data.held_out import HeldOut
 from smelt_budget.verify.data.packed import Packed
-from smelt_budget.verify.data.tokenise import Tokeniser
+from smelt_budget.verify.data.tokenise import Bytes, Tokeniser
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,68 @@ def counted(documents: Documents, domain: int) -> dict[str, int | None]:
     own = documents.where(documents.domain == domain)
     known = bool((own.bytes >= 0).all())
     return {"documents": len(own), "tokens": own.tokens, "bytes": int(own.bytes.sum()) if known else None}
+
+
+def split_up(
+    name: str,
+    domains: tuple[str, ...],
+    documents: Documents,
+    tokeniser: Tokeniser | None,
+    vocab_size: int,
+    bos_id: int,
+    *,
+    fingerprints: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
+) -> Split:
+    """Both sides of the documents; `fingerprints` of the domains where their keys are not those of their content.
+
+    Raises:
+        BadInput: a domain of one document.
+    """
+    for domain, title in enumerate(domains):
+        if (documents.domain == domain).sum() < 2:
+            raise BadInput(
+                f"{title} is one document: nothing can be held out of it",
+                "fix: more documents; one a line in .jsonl, one a file in a directory",
+            )
+    if not fingerprints:
+        fingerprints = tuple(digest_of(documents.key[documents.domain == index]) for index in range(len(domains)))
+    mask = held_out(documents)
+    judged, table = measured(documents.where(mask), tokeniser)
+    inexact = tokeniser is not None and table is None and bool((judged.bytes >= 0).all())
+    said = "bytes of single tokens are not known from this tokenizer: a document's are shared out evenly"
+    return Split(
+        name,
+        hashlib.sha256("".join(sorted(map("{}={}\n".format, domains, fingerprints))).encode()).hexdigest(),
+        domains,
+        fingerprints,
+        documents.where(~mask),
+        judged,
+        tokeniser,
+        vocab_size,
+        bos_id,
+        table,
+        (*notes, said) if inexact else tuple(notes),
+    )
+
+
+def digest_of(keys: np.ndarray) -> str:
+    """sha256 over the sorted hashes of documents: the same in any order and any file format."""
+    return hashlib.sha256(np.sort(keys).astype("<u8").tobytes()).hexdigest()
+
+
+def measured(documents: Documents, tokeniser: Tokeniser | None) -> tuple[Documents, np.ndarray | None]:
+    """The documents with their bytes, and the bytes of each id if they give every document's exactly.
+
+    They do not where a tokenizer normalises its text, or puts a space before it.
+    """
+    if tokeniser is None or isinstance(tokeniser, Bytes):
+        return documents, None if tokeniser is None else tokeniser.token_bytes
+    table, sizes = tokeniser.token_bytes, documents.bytes.copy()
+    for which in range(len(documents)):
+        seen = None if table is None else int(table[documents[which]].sum())
+        if sizes[which] < 0:
+            sizes[which] = len(tokeniser.decode(documents[which])) if seen is None else seen
+        elif seen != sizes[which]:
+            table = None
+    return replace(documents, bytes=sizes), table

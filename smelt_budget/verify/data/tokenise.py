@@ -96,6 +96,7 @@ class Subwords:
             raise BadInput(f"{self.path} is no tokenizer.json: {str(error)[:120]}") from None
         self.inner.no_truncation()  # some published files cut at 512 or 2,048 tokens
         self.inner.no_padding()
+        self.inner.encode_special_tokens = True  # "<s>" in a text is three letters, not the beginning of a document
         self.digest = hashlib.sha256(content).hexdigest()
         words = self.inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(words.values(), default=-1)  # ids may have holes
@@ -149,12 +150,3 @@ class Subwords:
             "bos_id": self.bos_id,
             "sha256": self.digest,
         }
-
-
-def chosen(tokenizer: Path | None, bos_id: int | None) -> Tokeniser:
-    """Bytes, or the tokenizer.json."""
-    if tokenizer is not None:
-        return Subwords(tokenizer, bos_id)
-    if bos_id not in (None, Bytes.bos_id):
-        raise BadInput(f"--bos-id {bos_id}: text without a tokenizer is bytes, whose BOS is {Bytes.bos_id}")
-    return Bytes()
