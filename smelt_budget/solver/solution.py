@@ -14,6 +14,7 @@ import smelt_budget
 from smelt_budget.ledger import Ledger, Setting
 from smelt_budget.solver.problem import Problem
 from smelt_budget.solver.relax import Relaxed
+from smelt_budget.solver.request import Request
 from smelt_budget.spec import ModelSpec
 
 
@@ -82,6 +83,8 @@ class Solution:
     certificate: Certificate
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...]
+    request: Request = Request()
+    """What was asked; with the baseline it gives this twin again."""
 
     @property
     def baseline(self) -> ModelSpec:
@@ -116,6 +119,7 @@ class Solution:
             "baseline": {"spec": self.baseline.compact(), "ledger": self.baseline_ledger.as_dict()},
             "twin": {"spec": self.twin.compact(), "ledger": self.twin_ledger.as_dict()},
             "gaps": self.gaps.as_dict(),
+            "request": self.request.as_dict(),
             "heads": self.problem.heads,
             "policy": self.problem.policy,
             "tolerance": self.problem.tolerance.by_budget,

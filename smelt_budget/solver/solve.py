@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from typing import Literal
+from dataclasses import replace
 
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.ledger import Ledger, Setting
-from smelt_budget.ledger.conventions import SMELT, Convention
 from smelt_budget.solver.certify import looked
-from smelt_budget.solver.plan import Plan, place
-from smelt_budget.solver.problem import Lattice, Policy, Problem, Tolerance
+from smelt_budget.solver.plan import place
+from smelt_budget.solver.problem import Problem
 from smelt_budget.solver.refusal import binding, nearest, refusal
+from smelt_budget.solver.request import Request
 from smelt_budget.solver.search import Progress
 from smelt_budget.solver.solution import Solution
 from smelt_budget.solver.sparsify import sparsified
 from smelt_budget.spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything a user can ask of `solve`, beside the baseline."""
-
-    plan: Plan = Plan()
-    heads: Literal["auto", "uniform", "sectioned"] = "auto"
-    policy: Policy = "nearest"
-    lattice: Lattice = Lattice()
-    tolerance: Tolerance = Tolerance()
-    sparsity: float | None = None
-    top_k: int | None = None
-    keep: Mapping[str, int] = field(default_factory=dict)
-    top: int = 3
-    """How many runners-up beside the twin."""
-    convention: Convention = SMELT
-    context: int | None = None
-    attention_length: Fraction | None = None
-    bytes_per_element: Fraction = Fraction(2)
 
 
 def solve(given: ModelSpec, request: Request | None = None, progress: Progress | None = None) -> Solution:
@@ -83,7 +60,7 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
         keep=request.keep,
     )
     solution, why = attempt(problem, request, progress)
-    return replace(solution, given=given, notes=(*moved(given, solution), *placed.notes, *why))
+    return replace(solution, given=given, request=request, notes=(*moved(given, solution), *placed.notes, *why))
 
 
 def moved(given: ModelSpec, solution: Solution) -> tuple[str, ...]:
