@@ -1,0 +1,175 @@
+"""What do the K chosen of E experts make of each token?
+
+    gate, up = the halves of W_gate_up[e] x (+ b_gate_up[e])
+    h        = silu(gate) up                       (arXiv:2002.05202 eq. 6; `limit`: see swiglu.py)
+    y        = sum over k of weight_k (W_down[e_k] h_k (+ b_down[e_k]))
+
+N tokens, K choices each, S = N K rows sorted by expert, H hidden, F expert width, E experts. Ledger row: experts.
+
+`experts_definition` is the meaning. `smelt::experts` and `smelt::experts_backward` are the ops that compute it, on each
+device by a module of the table IMPLEMENTATIONS. Between the two only the inputs and the pre-activations are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from smelt_budget.model import experts_cpu, experts_grouped
+from smelt_budget.model.swiglu import swiglu
+
+IMPLEMENTATIONS = {"cpu": experts_cpu, "cuda": experts_grouped}
+"""Modules with `forward` and `backward`, by device."""
+
+
+def experts(
+    x_NH: Tensor,
+    w_gate_up_E2FH: Tensor,
+    w_down_EHF: Tensor,
+    idx_NK: Tensor,
+    weight_NK: Tensor,
+    b_gate_up_E2F: Tensor | None = None,
+    b_down_EH: Tensor | None = None,
+    limit: float | None = None,
+) -> Tensor:
+    """y_NH in x's dtype, half precision added up in float32; ids outside [0, E) add nothing.
+
+    Under autocast x, matrices and biases are cast; the routing weights are not. `limit` is gpt-oss's clamp.
+    Deterministic for a given number of threads; there is no second derivative.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit together.
+    """
+    device = x_NH.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, w_gate_up, w_down = x_NH.to(dtype), w_gate_up_E2FH.to(dtype), w_down_EHF.to(dtype)
+        b_gate_up, b_down = (None if b is None else b.to(dtype) for b in (b_gate_up_E2F, b_down_EH))
+        with torch.autocast(device, enabled=False):
+            return experts(x, w_gate_up, w_down, idx_NK, weight_NK, b_gate_up, b_down, limit)
+    inputs = (x_NH, w_gate_up_E2FH, w_down_EHF, idx_NK, weight_NK, b_gate_up_E2F, b_down_EH)
+    check(*inputs)
+    return torch.ops.smelt.experts(*inputs, limit)[0]
+
+
+def experts_definition(
+    x_NH: Tensor,
+    w_gate_up_E2FH: Tensor,
+    w_down_EHF: Tensor,
+    idx_NK: Tensor,
+    weight_NK: Tensor,
+    b_gate_up_E2F: Tensor | None = None,
+    b_down_EH: Tensor | None = None,
+    limit: float | None = None,
+) -> Tensor:
+    """The same one expert after another, in the dtype it is given; autograd does the rest."""
+    y_NH = torch.zeros_like(x_NH)
+    for e, (w_gate_up, w_down) in enumerate(zip(w_gate_up_E2FH.unbind(), w_down_EHF.unbind(), strict=True)):
+        token, k = (idx_NK == e).nonzero(as_tuple=True)
+        pre = x_NH[token] @ w_gate_up.t()
+        if b_gate_up_E2F is not None:
+            pre = pre + b_gate_up_E2F[e]
+        out = swiglu(pre, limit) @ w_down.t()
+        if b_down_EH is not None:
+            out = out + b_down_EH[e]
+        y_NH = y_NH.index_add(0, token, (out * weight_NK[token, k, None]).to(x_NH.dtype))
+    return y_NH
+
+
+INPUTS = "Tensor x, Tensor w_gate_up, Tensor w_down, Tensor idx, Tensor weight, Tensor? b_gate_up, Tensor? b_down"
+torch.library.define("smelt::experts", f"({INPUTS}, float? limit) -> (Tensor y, Tensor pre)")
+torch.library.define(
+    "smelt::experts_backward",
+    f"(Tensor grad, {INPUTS}, float? limit, Tensor pre, bool[6] needs)"
+    " -> (Tensor x, Tensor w_gate_up, Tensor w_down, Tensor weight, Tensor b_gate_up, Tensor b_down)",
+)
+for _device, _module in IMPLEMENTATIONS.items():
+    torch.library.impl("smelt::experts", _device, _module.forward)
+    torch.library.impl("smelt::experts_backward", _device, _module.backward)
+
+
+@torch.library.register_fake("smelt::experts")
+def _(x, w_gate_up, _w_down, idx, *_):
+    return x.new_empty(x.shape), x.new_empty(idx.numel(), w_gate_up.shape[1])
+
+
+@torch.library.register_fake("smelt::experts_backward")
+def _(_grad, x, w_gate_up, w_down, _idx, weight, _b_gate_up, _b_down, _limit, _pre, needs):
+    shaped = (x, w_gate_up, w_down, weight, w_gate_up[:, :, 0], w_down[:, :, 0])
+    return tuple(t.new_empty(t.shape if need else 0) for t, need in zip(shaped, needs, strict=True))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.limit = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor | None, _pre: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 8
+    *inputs, pre = ctx.saved_tensors
+    x, up, down, _, weight, b_up, b_down, _ = ctx.needs_input_grad
+    needs = [x, up, down, weight, b_up, b_down]
+    grads = torch.ops.smelt.experts_backward(grad, *inputs, ctx.limit, pre, needs)
+    dx, dup, ddown, dweight, db_up, db_down = (g if need else None for g, need in zip(grads, needs, strict=True))
+    return dx, dup, ddown, None, dweight, db_up, db_down, None
+
+
+def _twice(_ctx: Any, *_grads: Tensor) -> None:
+    raise NotImplementedError("experts has no second derivative; experts_definition has one")
+
+
+torch.library.register_autograd("smelt::experts", _backward, setup_context=_save)
+torch.library.register_autograd("smelt::experts_backward", _twice)
+
+
+@register_flop_formula(torch.ops.smelt.experts)
+def _(_x, _w_gate_up, w_down, idx, *_, **_named) -> int:
+    """Two FLOPs for each of the 3 H F weights of an expert, K times a token."""
+    return 2 * idx[0] * idx[1] * 3 * w_down[1] * w_down[2]
+
+
+@register_flop_formula(torch.ops.smelt.experts_backward)
+def _(_grad, _x, _w_gate_up, w_down, idx, _weight, _b_gate_up, _b_down, _limit, _pre, needs, **_named) -> int:
+    """As much again for the gradient of the rows and for that of the matrices; what is not needed is not done."""
+    need_x, need_up, need_down, need_weight, need_b_up, _ = needs
+    halves = 2 * need_x + 2 * need_up + need_down + (need_x or need_up or need_weight or need_b_up)
+    return 2 * idx[0] * idx[1] * halves * w_down[1] * w_down[2]
+
+
+def check(
+    x_NH: Tensor,
+    w_gate_up_E2FH: Tensor,
+    w_down_EHF: Tensor,
+    idx_NK: Tensor,
+    weight_NK: Tensor,
+    b_gate_up_E2F: Tensor | None,
+    b_down_EH: Tensor | None,
+) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        ValueError: with both shapes, or both dtypes.
+    """
+    (E, H, F), N = w_down_EHF.shape, x_NH.shape[0]
+    for name, tensor, shape in (
+        ("x", x_NH, (N, H)),
+        ("w_gate_up", w_gate_up_E2FH, (E, 2 * F, H)),
+        ("idx", idx_NK, (N, idx_NK.shape[-1])),
+        ("weight", weight_NK, idx_NK.shape),
+        ("b_gate_up", b_gate_up_E2F, (E, 2 * F)),
+        ("b_down", b_down_EH, (E, H)),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{name} is {list(tensor.shape)}; with w_down {list(w_down_EHF.shape)} it is {list(shape)}"
+            )
+        if name not in ("idx", "weight") and tensor.dtype != w_down_EHF.dtype:
+            raise ValueError(f"{name} is {tensor.dtype} and w_down {w_down_EHF.dtype}; cast one, or use torch.autocast")
