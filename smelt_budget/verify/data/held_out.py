@@ -5,7 +5,9 @@ twice; they are spread evenly over that epoch, because neighbouring rows are mos
 Every target token knows how many bytes of text it stands for, so nats per token and bits per byte are both exact:
 
     bits per byte = sum of -log2 p(target) / sum of target_bytes        over the same targets
+    target_bytes  = w(token) * bytes(document) / sum of w over the document,     w the bytes behind a token
 
+so a document's bytes are exact even where a tokenizer normalises its text or w is not known (then w = 1).
 B rows, T inputs of a row.
 """
 
@@ -54,8 +56,7 @@ class HeldOut:
     ):
         """At most `rows_per_domain` rows of each domain, fewer where the text ends.
 
-        `token_bytes` [V] are the bytes of each id; without them a document's bytes are shared out evenly over its
-        tokens. `domains` are names, for errors.
+        `token_bytes` [V] are the bytes behind each id, if known. `domains` are names, for errors.
 
         Raises:
             BadInput: a domain whose held-out documents do not fill one row.
@@ -101,11 +102,14 @@ def rows_of(packed: Packed, rows: int, domain: int, token_bytes: np.ndarray | No
     sequence = np.stack([stream.sequence for stream in streams])
     which = np.stack([stream.document for stream in streams])
     documents = packed.documents
-    if token_bytes is not None:
-        target_bytes = token_bytes[ids[:, 1:]].astype(np.float64)
-    else:
-        share = np.where(documents.bytes >= 0, documents.bytes, np.nan) / documents.length
-        target_bytes = np.where(ids[:, 1:] == packed.bos_id, 0.0, share[which[:, 1:]])
+    share = np.full(len(documents), np.nan)  # bytes per unit of w
+    for one in np.unique(which):
+        tokens = documents[one]
+        weight = len(tokens) if token_bytes is None else token_bytes[tokens].sum()
+        if documents.bytes[one] >= 0:
+            share[one] = documents.bytes[one] / max(weight, 1)
+    weights = 1 if token_bytes is None else token_bytes[ids[:, 1:]]
+    target_bytes = np.where(ids[:, 1:] == packed.bos_id, 0.0, weights * share[which[:, 1:]])
     return Batch(
         ids,
         (sequence - sequence[:, :1]).astype(np.int32),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,7 +52,7 @@ class Source:
     def bytes(self) -> int:
         """On disk, compressed as they are."""
         inside = [file for path in self.files for file in (walked(path) if path.is_dir() else [path])]
-        return sum(file.stat().st_size for file in inside)
+        return size_of(inside)
 
     @property
     def tokenised(self) -> bool:
@@ -132,16 +133,32 @@ def read_directory(path: Path, domain: str) -> Source:
         held = " and ".join(f"{len(chosen)} of {kind}" for kind, chosen in by_kind.items())
         raise BadInput(f"{path} holds {held} files", "fix: one --data for each, naming files or inner directories")
     for kind, chosen in by_kind.items():
-        training = tuple(file for file in chosen if file.name.startswith("train"))
-        if training and len(training) < len(chosen):  # hub repositories keep their splits side by side
-            note = f"{path}: read {len(training)} of {len(chosen)} files, those of the split train"
-            return Source(domain, path, kind, training, (note,))
-        return Source(domain, path, kind, chosen)
+        return structured(path, domain, kind, chosen, files)
     texts = tuple(file for file in files if not is_binary(file))
     if not texts:
         raise BadInput(f"{path} holds no file that can be read", "fix: --data with text, JSON lines, Parquet or tokens")
     notes = (f"{path}: {len(files) - len(texts)} binary files left out",) if len(texts) < len(files) else ()
     return Source(domain, path, "text", texts, notes)
+
+
+def structured(path: Path, domain: str, kind: Kind, chosen: tuple[Path, ...], files: tuple[Path, ...]) -> Source:
+    """Files of one kind that are most of the directory; of a hub repository's splits, the one called train."""
+    others = [file for file in files if file not in chosen and not (kind == "megatron" and file.suffix == ".bin")]
+    if size_of(others) > size_of(chosen):
+        raise BadInput(
+            f"{path} holds {len(chosen)} files of {kind}, and {len(others)} others that are larger",
+            "fix: --data with the inner directory or the file that is meant",
+        )
+    notes = [f"{path}: {len(others)} files that are no {kind} left out"] if others else []
+    training = tuple(file for file in chosen if file.name.startswith("train"))
+    if training and len(training) < len(chosen):
+        notes.append(f"{path}: read {len(training)} of {len(chosen)} files, those of the split train")
+    return Source(domain, path, kind, training or chosen, tuple(notes))
+
+
+def size_of(files: Iterable[Path]) -> int:
+    """Bytes on disk."""
+    return sum(file.stat().st_size for file in files)
 
 
 def split_of(path: Path) -> Path:

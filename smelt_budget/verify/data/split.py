@@ -34,7 +34,7 @@ class Split:
     vocab_size: int
     bos_id: int
     token_bytes: np.ndarray | None
-    """[V] bytes of each id, where it gives every held-out document's bytes exactly."""
+    """[V] bytes of text behind each id, where a single id tells."""
     notes: tuple[str, ...] = ()
     """What a user should be told."""
 
@@ -87,20 +87,25 @@ def split_up(
     """Both sides of the documents; `fingerprints` of the domains where their keys are not those of their content.
 
     Raises:
-        BadInput: a domain of one document.
+        BadInput: a domain without two different documents.
     """
     for domain, title in enumerate(domains):
-        if (documents.domain == domain).sum() < 2:
+        if len(np.unique(documents.key[documents.domain == domain])) < 2:
             raise BadInput(
-                f"{title} is one document: nothing can be held out of it",
+                f"{title} is one document, or copies of one: nothing can be held out of it",
                 "fix: more documents; one a line in .jsonl, one a file in a directory",
             )
     if not fingerprints:
         fingerprints = tuple(digest_of(documents.key[documents.domain == index]) for index in range(len(domains)))
     mask = held_out(documents)
-    judged, table = measured(documents.where(mask), tokeniser)
-    inexact = tokeniser is not None and table is None and bool((judged.bytes >= 0).all())
-    said = "bytes of single tokens are not known from this tokenizer: a document's are shared out evenly"
+    judged = documents.where(mask)
+    table = None if tokeniser is None else tokeniser.token_bytes
+    if table is not None:
+        table = np.append(table, np.zeros(vocab_size - len(table), np.int64))
+    if tokeniser is not None and not isinstance(tokeniser, Bytes):
+        judged, unequal = measured(judged, tokeniser, table)
+        if unequal:
+            notes = [*notes, f"bytes of single tokens are shares in {unequal} of {len(judged)} held-out documents"]
     return Split(
         name,
         hashlib.sha256("".join(sorted(map("{}={}\n".format, domains, fingerprints))).encode()).hexdigest(),
@@ -112,7 +117,7 @@ def split_up(
         vocab_size,
         bos_id,
         table,
-        (*notes, said) if inexact else tuple(notes),
+        tuple(notes),
     )
 
 
@@ -121,18 +126,15 @@ def digest_of(keys: np.ndarray) -> str:
     return hashlib.sha256(np.sort(keys).astype("<u8").tobytes()).hexdigest()
 
 
-def measured(documents: Documents, tokeniser: Tokeniser | None) -> tuple[Documents, np.ndarray | None]:
-    """The documents with their bytes, and the bytes of each id if they give every document's exactly.
+def measured(documents: Documents, tokeniser: Tokeniser, table: np.ndarray | None) -> tuple[Documents, int]:
+    """The documents with their bytes, and in how many the bytes of the ids do not add up to them.
 
-    They do not where a tokenizer normalises its text, or puts a space before it.
+    They do not where a tokenizer normalises its text, puts a space before it, or does not tell bytes by token.
     """
-    if tokeniser is None or isinstance(tokeniser, Bytes):
-        return documents, None if tokeniser is None else tokeniser.token_bytes
-    table, sizes = tokeniser.token_bytes, documents.bytes.copy()
+    sizes, unequal = documents.bytes.copy(), 0
     for which in range(len(documents)):
-        seen = None if table is None else int(table[documents[which]].sum())
+        added = -1 if table is None else int(table[documents[which]].sum())
         if sizes[which] < 0:
-            sizes[which] = len(tokeniser.decode(documents[which])) if seen is None else seen
-        elif seen != sizes[which]:
-            table = None
-    return replace(documents, bytes=sizes), table
+            sizes[which] = added if added >= 0 else len(tokeniser.decode(documents[which]))
+        unequal += bool(sizes[which] != added)
+    return replace(documents, bytes=sizes), unequal
