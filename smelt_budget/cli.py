@@ -313,6 +313,8 @@ def told(source: str, verbose: bool) -> Any:
         typer.echo(f"note: {note}", err=True)
     if verbose and reading.harmless:
         typer.echo(f"note: {reading.origin}: these keys change no count: {', '.join(reading.harmless)}", err=True)
+    for what in reading.functions if verbose else ():
+        typer.echo(f"note: {reading.origin}: built otherwise: {what}", err=True)
     return reading
 
 

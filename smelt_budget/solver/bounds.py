@@ -72,7 +72,7 @@ def contract(problem: Problem, lattice: Axes, targets: Targets, pairs: Pairs) ->
     therefore bounds the other; three rounds bring the interval close to its limit. `slack` covers what rounding the
     following widths and a core with up to `offset` more experts can add.
     """
-    offset = max(core_offsets(problem)) * problem.lattice.experts_multiple
+    offset = max(core_offsets(problem)) * problem.experts_step
     hidden = pairs.free["hidden_size"]
 
     def corner(width: float, experts: float) -> Totals:

@@ -33,7 +33,7 @@ def looked(problem: Problem, top: int, progress: Progress | None) -> Solution | 
         score=first.score,
         smallest_gap_sum=outcome.closest.gap_sum,
         hidden_sizes=(int(lattice.hidden[0]), int(lattice.hidden[-1]), step.hidden_multiple),
-        expert_counts=(lattice.least_experts, lattice.most_experts, step.experts_multiple),
+        expert_counts=(lattice.least_experts, lattice.most_experts, problem.experts_step),
         geometries=len(lattice.query_width),
         relaxed=relaxed,
     )

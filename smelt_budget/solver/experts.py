@@ -113,7 +113,7 @@ def candidates(
     problem: Problem, lattice: Axes, targets: Targets, params: Affine, flops: Affine
 ) -> tuple[Array, Array, Array]:
     """(expert counts, how many more in the core, whether allowed): the vertex's neighbours, for every offset."""
-    step = problem.lattice.experts_multiple
+    step = problem.experts_step
     tile = int(np.lcm(step, EXPERTS_TILE))
     steeper = params.per_expert >= flops.per_expert
     tried: list[tuple[Array, Array, Array]] = []

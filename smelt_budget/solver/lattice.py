@@ -20,7 +20,7 @@ from math import ceil, exp, floor
 import numpy as np
 
 from smelt_budget.errors import BadInput
-from smelt_budget.solver.problem import Problem
+from smelt_budget.solver.problem import Problem, least_experts
 from smelt_budget.solver.relax import Relaxed, cached
 
 WINDOW = 0.4  # proportions from 2/3 to 3/2: past that the arms differ in more than the loop
@@ -68,13 +68,13 @@ class Axes:
             np.searchsorted(self.hidden, middle * exp(self.window) + 1e-9, side="right"),
         )
 
-    def points(self, experts_multiple: int, core_choices: int) -> int:
+    def points(self, experts_step: int, core_choices: int) -> int:
         """How many points the lattice holds."""
         first, last = self.width_range(self.hidden)
         below = np.concatenate([[0], np.cumsum(last - first)])
         start, stop = self.hidden_range()
         shapes = int((below[stop] - below[start])[stop > start].sum())
-        counts = self.most_experts // experts_multiple - ceil(self.least_experts / experts_multiple) + 1
+        counts = self.most_experts // experts_step - ceil(self.least_experts / experts_step) + 1
         return shapes * max(0, counts) * core_choices
 
 
@@ -102,11 +102,11 @@ def axes(problem: Problem, relaxed: Relaxed) -> Axes | None:
         return None
     head = geometry["v_head_dim" if problem.latent else "head_dim"]
     base_width = b.num_attention_heads * (b.v_head_dim if problem.latent else b.head_dim)  # pyright: ignore
-    least = max(b.num_experts_per_tok or 1, 2)
+    least = least_experts(b)
     most = max(least, floor(EXPERTS_REACH * relaxed.num_experts))
     if "num_experts" in keep:
         least = most = keep["num_experts"]
-    elif most // step.experts_multiple * step.experts_multiple < least:
+    elif most // problem.experts_step * problem.experts_step < least:
         return None
     return Axes(
         hidden=hidden,

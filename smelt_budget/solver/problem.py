@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from math import lcm
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -93,6 +94,17 @@ class Tolerance:
         return Tolerance(*(min(0.99, max(v, 1e-3) * factor) for v in self.by_budget.values()))
 
 
+def whole_groups(spec: ModelSpec, multiple: int) -> int:
+    """Step of the expert counts: `multiple`, and whole groups where experts are chosen by group."""
+    return lcm(multiple, spec.n_group or 1)
+
+
+def least_experts(spec: ModelSpec) -> int:
+    """At least two, and as many as the chosen groups need to hold the experts each token runs."""
+    k, groups = spec.num_experts_per_tok or 1, spec.n_group or 1
+    return max(2, -(-k * groups // (spec.topk_group or 1)))
+
+
 @dataclass(frozen=True)
 class Problem:
     """One search: everything fixed but the free quantities."""
@@ -113,14 +125,24 @@ class Problem:
                 raise BadInput(f"--keep {name}: not a free quantity here", f"free are: {', '.join(allowed)}")
             if type(value) is not int or not 1 <= value <= 10_000_000:
                 raise BadInput(f"--keep {name}={value} is not a whole number between 1 and 10000000")
-        least = self.baseline.num_experts_per_tok or 1
-        if self.keep.get("num_experts", least) < least:
-            raise BadInput(
-                f"--keep num_experts={self.keep['num_experts']} is below the {least} experts each token runs"
-            )
+        self.check_experts(self.keep.get("num_experts"))
         heads, kv_heads = self.keep.get("num_attention_heads"), self.keep.get("num_key_value_heads")
         if heads is not None and kv_heads is not None and heads % kv_heads:
             raise BadInput(f"--keep: num_attention_heads {heads} does not divide by num_key_value_heads {kv_heads}")
+
+    def check_experts(self, pin: int | None) -> None:
+        """A pinned expert count has to suffice for every token, and to fill every group."""
+        k, groups = self.baseline.num_experts_per_tok or 1, self.baseline.n_group or 1
+        if pin is None:
+            return
+        if pin < k:
+            raise BadInput(f"--keep num_experts={pin} is below the {k} experts each token runs")
+        least = -(-least_experts(self.baseline) // groups) * groups
+        if groups > 1 and (pin % groups or pin < least):
+            raise BadInput(
+                f"--keep num_experts={pin} does not fill the baseline's {groups} groups of experts (n_group)",
+                f"fix: --keep num_experts={max(least, round(pin / groups) * groups)}",
+            )
 
     @property
     def latent(self) -> bool:
@@ -133,6 +155,11 @@ class Problem:
         if not self.latent:
             return GROUPED_FREE
         return tuple(name for name in LATENT_FREE if getattr(self.baseline, name) is not None)
+
+    @property
+    def experts_step(self) -> int:
+        """Step of the expert counts: the lattice's, in whole groups."""
+        return whole_groups(self.baseline, self.lattice.experts_multiple)
 
     @cached_property
     def frame(self) -> ModelSpec:

@@ -67,7 +67,7 @@ def search(problem: Problem, lattice: Axes, top: int, progress: Progress | None 
         look_into(problem, lattice, targets, pairs, seen)
         if progress is not None:
             progress(round(1000 * pairs.done), 1000)
-    points = lattice.points(problem.lattice.experts_multiple, len(core_offsets(problem)))
+    points = lattice.points(problem.experts_step, len(core_offsets(problem)))
     return Outcome(tuple(seen.best), seen.closest, points, seen.evaluated)
 
 

@@ -60,7 +60,14 @@ def solve(given: ModelSpec, request: Request | None = None, progress: Progress |
         keep=request.keep,
     )
     solution, why = attempt(problem, request, progress)
-    return replace(solution, given=given, request=request, notes=(*moved(given, solution), *placed.notes, *why))
+    notes = (*moved(given, solution), *placed.notes, *in_groups(problem), *why)
+    return replace(solution, given=given, request=request, notes=notes)
+
+
+def in_groups(problem: Problem) -> tuple[str, ...]:
+    """Why the expert counts step as they do, where they are chosen by group."""
+    groups = problem.baseline.n_group or 1
+    return (f"experts: in steps of {problem.experts_step}, which fill the {groups} groups",) if groups > 1 else ()
 
 
 def moved(given: ModelSpec, solution: Solution) -> tuple[str, ...]:

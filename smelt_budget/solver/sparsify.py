@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from smelt_budget.errors import BadInput
 from smelt_budget.ledger import Ledger, Setting
+from smelt_budget.solver.problem import least_experts, whole_groups
 from smelt_budget.spec import ModelSpec
 
 MOST_EXPERTS = 65_536
@@ -30,17 +31,18 @@ def sparsified(baseline: ModelSpec, sparsity: float, setting: Setting, top_k: in
             f"--top-k {top_k}: the baseline is a MoE with top-{baseline.num_experts_per_tok} already, which is kept"
         )
     model = baseline if baseline.is_moe else routed(baseline, 8 if top_k is None else top_k)
-    k = model.num_experts_per_tok or 1
 
     def reached(experts: int) -> float:
         return Ledger(model.replace(num_experts=experts), setting).compute_equivalent_sparsity
 
-    first = -(-max(k, 2) // multiple) * multiple
+    multiple = whole_groups(model, multiple)
+    first = -(-least_experts(model) // multiple) * multiple
     last = MOST_EXPERTS // multiple * multiple
+    most = max(first, last)
     if first > last or reached(last) < sparsity:
         raise BadInput(
-            f"--sparsity {sparsity!r} is out of reach: {last} experts give {reached(max(last, k)):.4f}",
-            f"fix: --sparsity {int(reached(max(last, k)) * 1000) / 1000:g}",
+            f"--sparsity {sparsity!r} is out of reach: {most} experts give {reached(most):.4f}",
+            f"fix: --sparsity {int(reached(most) * 1000) / 1000:g}",
         )
     low, high = first, last  # S grows with the count: bisect to neighbours, then take the nearer
     while high - low > multiple:
@@ -65,6 +67,8 @@ def routed(dense: ModelSpec, top_k: int) -> ModelSpec:
         intermediate_size=None,
         mlp_only_layers=(),
         num_experts=max(top_k, 2),
+        n_group=None,
+        topk_group=None,
         num_experts_per_tok=top_k,
         moe_intermediate_size=width // top_k,
         mlp_bias=False,

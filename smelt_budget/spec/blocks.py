@@ -64,7 +64,7 @@ class RopeScaling(Frozen):
 
     rope_type: Literal["linear", "llama3", "yarn"]
     """All frequencies alike; by wavelength (Llama 3.1); by turns within the trained context (arXiv:2309.00071)."""
-    factor: Annotated[float, Field(ge=1, le=1e6)]
+    factor: Positive
     """How many times longer the context became."""
     original_max_position_embeddings: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """The context before stretching; llama3 and yarn need it."""
@@ -90,8 +90,8 @@ class RopeScaling(Frozen):
         if kind != "linear" and self.original_max_position_embeddings is None:
             raise ValueError(f"rope_type {kind} needs original_max_position_embeddings")
         low, high = self.low_freq_factor, self.high_freq_factor
-        if kind == "llama3" and (low is None or high is None or low >= high):
-            raise ValueError(f"rope_type llama3 needs low_freq_factor below high_freq_factor, not {low} and {high}")
+        if kind == "llama3" and (low is None or high is None or low > high):
+            raise ValueError(f"rope_type llama3 needs low_freq_factor at most high_freq_factor, not {low} and {high}")
         if kind == "yarn" and self.beta_slow > self.beta_fast:
             raise ValueError(f"beta_slow {self.beta_slow} is above beta_fast {self.beta_fast}")
         yarn = {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"}

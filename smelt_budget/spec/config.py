@@ -26,6 +26,13 @@ class Config:
         self.data, self.origin = data, origin
         self.taken: set[str] = set()
         self.set_aside: set[str] = set()
+        self.functions: list[str] = []
+        """Functions without weights that the torch model does otherwise."""
+
+    def unlike(self, what: str) -> None:
+        """Note a function without weights that the torch model does otherwise; no weight and no count differs."""
+        if what not in self.functions:
+            self.functions.append(what)
 
     def aside(self, *keys: str) -> None:
         """Keys this family's class does not read; listed with the harmless ones."""
@@ -50,6 +57,19 @@ class Config:
         if type(value) is not int or value < 0:
             self.fail(f"{key} is {value!r:.40}, not a whole number")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number, as a float; for functions without weights, which have defaults."""
+        return self.as_number(key, self.take(key, default))
+
+    def as_number(self, key: str, value: Any) -> float:
+        """A value of this file as a float."""
+        if type(value) not in (int, float):
+            self.fail(f"{key} is {value!r:.40}, not a number")
+        try:
+            return float(value)
+        except OverflowError:
+            self.fail(f"{key} is a number of {len(str(value))} digits")
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

@@ -22,15 +22,25 @@ from smelt_budget.spec.config import (
     sparse_steps,
     with_dense,
 )
+from smelt_budget.spec.functions import (
+    clipped,
+    greedy,
+    multipliers,
+    rotary,
+    shared,
+    sigmoid,
+    softmax,
+    softmax_of_chosen,
+)
 
 
 def qwen_moe(c: Config) -> Fields:
     """What qwen2_moe and qwen3_moe share."""
-    fields = base(c) | grouped_query(c, kv_default=True)
+    fields = base(c) | grouped_query(c, kv_default=True) | shared(c)
     if c.one_of(EXPERTS) == 0:
-        c.aside(*TOP_K, "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
+        c.aside(*TOP_K, "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob")
         return fields | {"intermediate_size": c.whole("intermediate_size")}
-    fields |= experts(c, "moe_intermediate_size")
+    fields |= experts(c, "moe_intermediate_size") | softmax(c, norm=False)
     return fields | with_dense(c, fields, sparse_steps(c, fields))
 
 
@@ -59,12 +69,14 @@ def qwen3_moe(c: Config) -> Fields:
 
 def mixtral(c: Config) -> Fields:
     """Mixtral: `intermediate_size` is the expert width."""
-    return base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
+    fields = base(c) | grouped_query(c, kv_default=True) | experts(c, "intermediate_size") | every_layer_window(c)
+    return fields | shared(c, theta=1e6, eps=1e-5) | softmax_of_chosen()
 
 
 def olmoe(c: Config) -> Fields:
     """OLMoE: qk-norm over all heads."""
-    fields = base(c) | grouped_query(c) | experts(c, "intermediate_size")
+    fields = base(c) | grouped_query(c) | experts(c, "intermediate_size") | shared(c, eps=1e-5) | softmax(c, norm=False)
+    clipped(c)
     heads, head = fields["num_attention_heads"], fields["head_dim"]
     if head is not None and head * heads != fields["hidden_size"]:
         c.fail(f"head_dim {head} times {heads} heads is not hidden_size, which OLMoE's q_norm needs")
@@ -72,8 +84,19 @@ def olmoe(c: Config) -> Fields:
     return fields | {"qk_norm": "full", "attention_bias": bias, "attention_output_bias": bias}
 
 
-def deepseek(c: Config, first_dense: int | None = None) -> Fields:
-    """DeepSeek V2 and V3 (Kimi K2, Moonlight): latent attention, dense layers first, shared experts fused."""
+def deepseek_v2(c: Config) -> Fields:
+    """DeepSeek V2: neighbours always rotate together."""
+    return latent(c) | shared_and_dense_first(c) | shared(c, interleave=True) | greedy(c)
+
+
+def deepseek_v3(c: Config) -> Fields:
+    """DeepSeek V3, Kimi K2, Moonlight."""
+    fields = latent(c) | shared_and_dense_first(c) | sigmoid(c, scale=2.5, groups=(8, 4))
+    return fields | shared(c, interleave=c.flag("rope_interleave", True))
+
+
+def latent(c: Config) -> Fields:
+    """Latent attention and fused shared experts, without the layers that are dense."""
     fields = base(c)
     bias = c.flag("attention_bias", False)
     fields |= {
@@ -90,10 +113,10 @@ def deepseek(c: Config, first_dense: int | None = None) -> Fields:
     if "q_lora_rank" not in c.data:
         c.fail("q_lora_rank is missing; null means no query compression")
     c.aside("num_key_value_heads", "head_dim")  # one latent serves every head
-    return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields, first_dense)
+    return fields | experts(c, "moe_intermediate_size")
 
 
-def shared_and_dense_first(c: Config, fields: Fields, first: int | None = None) -> Fields:
+def shared_and_dense_first(c: Config, first: int | None = None) -> Fields:
     """DeepSeek's and GLM's way: n_shared_experts fused, first_k_dense_replace, moe_layer_freq."""
     shared = c.whole("n_shared_experts", 0) * c.whole("moe_intermediate_size")
     if first is None:
@@ -101,6 +124,7 @@ def shared_and_dense_first(c: Config, fields: Fields, first: int | None = None) 
     every = c.whole("moe_layer_freq", 1)
     if every < 1:
         c.fail("moe_layer_freq is 0")
+    fields = {"num_hidden_layers": c.whole("num_hidden_layers")}
     layers = tuple(i for i in range(fields["num_hidden_layers"]) if i < first or i % every)
     if len(layers) == fields["num_hidden_layers"]:
         c.fail(f"first_k_dense_replace {first} leaves no MoE layer of {len(layers)}")
@@ -119,7 +143,9 @@ def glm4_moe_lite(c: Config) -> Fields:
         if first not in (None, sum(dense)):
             c.fail(f"first_k_dense_replace is {first}, mlp_layer_types has {sum(dense)} dense layers")
         first = sum(dense)
-    return deepseek(c, 1 if first is None else first)
+    fields = latent(c) | shared_and_dense_first(c, 1 if first is None else first)
+    fields |= sigmoid(c, scale=1.8, groups=(1, 1))
+    return fields | shared(c, eps=1e-5, partial=1.0, interleave=c.flag("rope_interleave", True))
 
 
 def glm4_moe(c: Config) -> Fields:
@@ -129,7 +155,8 @@ def glm4_moe(c: Config) -> Fields:
         "attention_bias": c.flag("attention_bias", False),
         "qk_norm": "head" if c.flag("use_qk_norm", False) else "none",
     }
-    return fields | experts(c, "moe_intermediate_size") | shared_and_dense_first(c, fields)
+    fields |= experts(c, "moe_intermediate_size") | shared_and_dense_first(c) | sigmoid(c, scale=1.0, groups=(1, 1))
+    return fields | shared(c, eps=1e-5, partial=0.5)
 
 
 def gpt_oss(c: Config) -> Fields:
@@ -139,7 +166,12 @@ def gpt_oss(c: Config) -> Fields:
         ("sliding_attention", "full_attention")[i % 2] for i in range(fields["num_hidden_layers"])
     )
     bias = c.flag("attention_bias", True)
+    if c.number("swiglu_alpha", 1.702) != 1.702:
+        c.unlike(f"swiglu_alpha is {c.data['swiglu_alpha']}; here it is 1.702")
+    stretched = {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "truncate": False}
+    fields |= shared(c, theta=150_000.0, eps=1e-5, stretched=stretched) | softmax_of_chosen()
     return fields | {
+        "swiglu_limit": c.number("swiglu_limit", 7.0),
         "attention_bias": bias,
         "attention_output_bias": bias,
         "attention_sinks": True,
@@ -157,6 +189,9 @@ def granitemoe(c: Config) -> Fields:
         base(c)
         | grouped_query(c)
         | experts(c, "intermediate_size")
+        | shared(c)
+        | softmax_of_chosen()
+        | multipliers(c)
         | {
             "attention_bias": bias,
             "attention_output_bias": bias,
@@ -168,11 +203,13 @@ def granitemoe(c: Config) -> Fields:
 def phimoe(c: Config) -> Fields:
     """Phi-3.5-MoE: LayerNorm with bias, attention and lm-head biases by switch."""
     bias = c.flag("attention_bias", False)
+    c.unlike("experts are chosen and weighed by sparsemixer; here by softmax and top-k")
     return (
         base(c)
         | grouped_query(c, kv_default=True)
         | experts(c, "intermediate_size")
         | every_layer_window(c)
+        | shared(c, theta=1e6, eps=1e-5)
         | {
             "attention_bias": bias,
             "attention_output_bias": bias,
@@ -201,10 +238,29 @@ def dbrx(c: Config) -> Fields:
         "num_experts_per_tok": ffn.one_of(TOP_K),
         "moe_intermediate_size": ffn.whole("ffn_hidden_size"),
         "norm": "layer_norm_no_bias",
+        "rms_norm_eps": 1e-5,  # torch's LayerNorm default, which the class leaves alone
     }
+    fields |= dbrx_functions(c, attention, ffn)
     c.data = c.leftover() | attention.leftover() | ffn.leftover()
     c.taken, c.set_aside = set(), c.set_aside | attention.set_aside | ffn.set_aside
     return fields
+
+
+def dbrx_functions(c: Config, attention: Config, ffn: Config) -> Fields:
+    """DBRX's functions without weights; its rotary base stands in attn_config, where transformers 5.24 misses it."""
+    fields = rotary(c, 10_000.0)
+    theta = attention.number("rope_theta", fields["rope_theta"])
+    if theta != fields["rope_theta"]:
+        c.unlike(f"rope_theta is attn_config's {theta:g}; transformers 5.24 rotates by {fields['rope_theta']:g}")
+    power = 1.0 if "moe_normalize_expert_weights" not in ffn.data else ffn.take("moe_normalize_expert_weights", None)
+    if power not in (None, 1):
+        c.unlike(f"the chosen scores are divided by their {power!r:.40}-norm; here by their sum")
+    activation = ffn.take("ffn_act_fn", {"name": "silu"})
+    if activation != {"name": "silu"}:
+        c.unlike(f"ffn_act_fn is {activation!r:.40}; the gate here is silu")
+    clipped(attention)
+    c.functions += attention.functions
+    return fields | {"rope_theta": theta, "scoring_func": "softmax", "norm_topk_prob": power is not None}
 
 
 def minimax(c: Config) -> Fields:
@@ -222,13 +278,21 @@ def minimax(c: Config) -> Fields:
             c.fail(f"layer_types has {kind!r:.40}: lightning (linear) attention cannot be counted exactly here")
     if types is not None and len(types) != fields["num_hidden_layers"]:
         c.fail(f"layer_types lists {len(types)} layers, num_hidden_layers is {fields['num_hidden_layers']}")
-    return fields
+    c.unlike("each residual starts after the norm, with factors of its own; here it starts before, and plain")
+    return fields | shared(c, theta=1e6, eps=1e-5) | softmax_of_chosen()
 
 
 def minimax_m2(c: Config) -> Fields:
     """MiniMax-M2: full attention, qk-norm over all heads; `intermediate_size` is the expert width."""
     fields = base(c) | grouped_query(c, kv_default=True, head_default=True) | experts(c, "intermediate_size")
     c.aside("mlp_intermediate_size")  # no layer is dense
+    rotated, head = c.whole("rotary_dim", None), fields["head_dim"]
+    partial = rotated / head if rotated and head else 1.0
+    fields |= shared(c, theta=5e6, partial=partial) | sigmoid(c, scale=1.0)
+    if rotated and head and fields["partial_rotary_factor"] != partial:
+        c.fail(
+            f"rotary_dim {rotated} of head_dim {head} is not partial_rotary_factor {fields['partial_rotary_factor']:g}"
+        )
     return fields | {"qk_norm": "full"}
 
 
@@ -250,7 +314,10 @@ def llama4_text(c: Config) -> Fields:
     elif any(type(i) is not int or not 0 <= i < layers for i in moe):
         c.fail(f"moe_layers is {moe!r:.40}, not a list of layers below {layers}")
     fields |= with_dense(c, fields, tuple(i for i in range(layers) if i not in set(moe)), "intermediate_size_mlp")
-    c.aside("use_qk_norm")  # an L2 norm without weights
+    fields |= shared(c, theta=5e5, eps=1e-5, interleave=True) | {"scoring_func": "sigmoid", "norm_topk_prob": False}
+    c.unlike("an expert's sigmoid score multiplies its input; here its output")
+    if c.flag("use_qk_norm", True):
+        c.unlike("queries and keys have an L2 norm without weights (use_qk_norm); here none")
     return fields | llama4_windows(c, fields)
 
 
@@ -266,12 +333,14 @@ def llama4_windows(c: Config, fields: Fields) -> Fields:
         if len(rope) != layers or any(type(r) is not int or r not in (0, 1) for r in rope):
             c.fail(f"no_rope_layers is {rope!r:.40}, not one 0 or 1 for each of {layers} layers")
         kinds = tuple("chunked_attention" if r and chunk else "full_attention" for r in rope)
+        if 0 in rope:
+            c.unlike("some layers have no rotary positions but a temperature (no_rope_layers); here all rotate alike")
     return {"attention_chunk_size": chunk if "chunked_attention" in kinds else None, "layer_types": kinds}
 
 
 def dense(c: Config) -> Fields:
     """What the dense families share."""
-    return base(c) | {"intermediate_size": c.whole("intermediate_size")}
+    return base(c) | {"intermediate_size": c.whole("intermediate_size")} | shared(c)
 
 
 def llama(c: Config) -> Fields:
@@ -322,14 +391,14 @@ def ouro(c: Config) -> Fields:
 
 FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "dbrx": dbrx,
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granitemoe": granitemoe,
     "granitemoeshared": granitemoe,
-    "kimi_k2": deepseek,
+    "kimi_k2": deepseek_v3,
     "llama": llama,
     "llama4_text": llama4_text,
     "minimax": minimax,

@@ -21,6 +21,11 @@ HARMLESS_SHAPE = re.compile(
     r"(^|_)(dropout|dropout_prob|pdrop|eps|epsilon|token_ids?|token_index|jitter_noise|loss_coef|z_loss_coef|"
     r"aux_loss_coef|initializer_std)$|^_comment|^#"
 )
+FUNCTIONS = frozenset({
+    "hidden_act", "hidden_activation", "ffn_act_fn", "rotary_dim", "rotary_pct", "rotary_base", "rope_local_base_freq",
+    "rope_type", "no_rope_layers", "clip_qkv", "swiglu_alpha", "topk_method", "moe_normalize_expert_weights",
+})  # fmt: skip
+"""Harmless to a count, but the torch model would be another: no field of a spec holds them."""
 NOTED = {
     "num_nextn_predict_layers": "multi-token-prediction layers are not part of the main model and are not counted",
     "num_mtp_layers": "multi-token-prediction layers are not part of the main model and are not counted",

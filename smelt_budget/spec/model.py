@@ -88,7 +88,7 @@ class ModelSpec(Frozen):
     """A hidden_size -> 1 linear with bias, run after every visit of the stack (Ouro)."""
 
     rms_norm_eps: Positive = 1e-6
-    """Epsilon of every normalisation, LayerNorms included."""
+    """Epsilon of every normalisation, LayerNorms included, but the two inside latent attention: theirs is 1e-6."""
     rope_theta: Positive = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
@@ -106,7 +106,8 @@ class ModelSpec(Frozen):
     routed_scaling_factor: Positive = 1.0
     """Factor on the routed experts' scores, after norm_topk_prob."""
     n_group: Count | None = None
-    """Equal groups that the experts are chosen from, best groups first (DeepSeek); absent or 1: no groups."""
+    """Equal groups of experts (DeepSeek); absent or 1: none. A group counts by its best expert's score, or with
+    `router_correction_bias` by the sum of its two best."""
     topk_group: Count | None = None
     """How many of the groups a token may choose experts from."""
     router_correction_bias: bool = False

@@ -17,7 +17,8 @@ from smelt_budget.errors import BadInput
 from smelt_budget.spec import builtin
 from smelt_budget.spec.config import Config
 from smelt_budget.spec.families import FAMILIES, REFUSED
-from smelt_budget.spec.keys import NOTED, is_harmless, sort_leftovers
+from smelt_budget.spec.functions import SILU
+from smelt_budget.spec.keys import FUNCTIONS, NOTED, is_harmless, sort_leftovers
 from smelt_budget.spec.model import ModelSpec, checked
 from smelt_budget.spec.text import parse, read_text
 
@@ -44,6 +45,8 @@ class Reading:
     """Said always: wrappers opened, what is not counted."""
     harmless: tuple[str, ...] = ()
     """Keys that change no count; listed on -v."""
+    functions: tuple[str, ...] = ()
+    """Functions without weights that the torch model does otherwise; listed on -v, and by `verify`."""
     setting: Mapping[str, Any] = field(default_factory=dict)
     """What it is counted under unless the user says otherwise: its paper's attention length, its pair's setting."""
 
@@ -123,17 +126,23 @@ def read_mapping(data: dict[str, Any], origin: str) -> Reading:
     config = Config(data, origin)
     spec = checked(FAMILIES[family](config), origin)
     said, harmless = told(config.leftover(), spec, origin, notes)
-    return Reading(spec, origin, said, tuple(sorted({*harmless, *config.set_aside})))
+    return Reading(spec, origin, said, tuple(sorted({*harmless, *config.set_aside})), tuple(config.functions))
 
 
 def read_own(data: dict[str, Any], origin: str, notes: list[str]) -> Reading:
     """Own YAML: the fields of `ModelSpec`, plus keys known to be harmless."""
     if "architectures" in data:
         raise BadInput(f"{origin} looks like a Hugging Face config without model_type", "fix: add model_type")
+    if data.get("rope_parameters") is not None:
+        fix = "fix: rope_theta, rope_scaling and partial_rotary_factor, each on its own"
+        raise BadInput(f"{origin}: rope_parameters is no field of a spec", fix)
     fields = {key: value for key, value in data.items() if key in ModelSpec.model_fields or not is_harmless(key)}
     fields.pop("multi_latent_attention", None)
     spec = checked(fields, origin)
-    return Reading(spec, origin, *told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes))
+    said, harmless = told({k: v for k, v in data.items() if k not in fields}, spec, origin, notes)
+    unread = [key for key in harmless if key in FUNCTIONS and data[key] not in (None, *SILU)]
+    unlike = (f"not fields of a spec: {', '.join(unread)}",) if unread else ()
+    return Reading(spec, origin, said, harmless, unlike)
 
 
 def opened(data: dict[str, Any], origin: str, notes: list[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def problems(draw):
 def lattice_points(problem, lattice):
     """(free quantities, core experts, offset) of every point, from the definition in the lattice's docstring."""
     names = list(lattice.geometry)
-    step = problem.lattice.experts_multiple
+    step = problem.experts_step
     first = -(-lattice.least_experts // step) * step
     for row, query_width in zip(zip(*lattice.geometry.values(), strict=True), lattice.query_width, strict=True):
         for hidden in lattice.hidden:
