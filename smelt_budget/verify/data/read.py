@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from smelt_budget.errors import BadInput
-from smelt_budget.verify.data.sources import Source
+from smelt_budget.verify.data.sources import Source, one_line
 
 FIELDS = ("text", "content", "code")
 """Where the text is, unless `--text-field` says: C4, FineWeb, Dolma; The Stack; GitHub code."""
@@ -152,7 +152,7 @@ def parsed(line: bytes, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{place} is not JSON: {str(error)[:120]}") from None
+        raise BadInput(f"{place} is not JSON: {one_line(error)}") from None
     if not isinstance(record, dict):
         raise BadInput(
             f"{place} is {type(record).__name__}, not an object", "fix: one JSON object a line, as in JSON lines"
@@ -185,7 +185,6 @@ def encoded(value: Any, place: str) -> bytes:
 def parquet(path: Path, text_field: str | None) -> Iterator[Reading]:
     """One column of a Parquet file."""
     needed("pyarrow", path)
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     row = 0
@@ -198,15 +197,15 @@ def parquet(path: Path, text_field: str | None) -> Iterator[Reading]:
                 for value in batch.column(0).to_pylist():
                     row += 1
                     yield Reading(encoded(value, f"{path} row {row}: {field}"), int(row * per_row))
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read after row {row:,}: {str(error)[:160]}") from None
+    except BadInput:
+        raise
+    except Exception as error:  # pyarrow raises its own kinds, OSError, UnicodeDecodeError, ...
+        raise BadInput(f"{path} cannot be read after row {row:,}: {one_line(error)}") from None
 
 
 def dataset(path: Path, text_field: str | None, size: int) -> Iterator[Reading]:
     """One column of a dataset that `datasets` saved to disk."""
     datasets = needed("datasets", path)
-    import pyarrow as pa
-
     row = 0
     try:
         loaded = datasets.load_from_disk(str(path)).with_format(None)  # a saved torch format would import torch
@@ -215,8 +214,10 @@ def dataset(path: Path, text_field: str | None, size: int) -> Iterator[Reading]:
             for value in batch[field]:
                 row += 1
                 yield Reading(encoded(value, f"{path} row {row}: {field}"), row * size // len(loaded))
-    except (pa.ArrowException, ValueError, KeyError, TypeError, FileNotFoundError) as error:
-        raise BadInput(f"{path} is no dataset that `datasets` reads: {str(error)[:160]}") from None
+    except BadInput:
+        raise
+    except Exception as error:  # damaged metadata raises AttributeError, KeyError, TypeError, ArrowInvalid, ...
+        raise BadInput(f"{path} is no dataset that `datasets` reads: {one_line(error)}") from None
 
 
 def column_of(names: list[str], text_field: str | None, path: Path) -> str:

@@ -161,6 +161,11 @@ def size_of(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
+def one_line(error: Exception) -> str:
+    """What another library said, short enough for a message of ours."""
+    return " ".join(str(error).split())[:160]
+
+
 def split_of(path: Path) -> Path:
     """The directory of `train`, or of the only split, of a saved DatasetDict."""
     try:

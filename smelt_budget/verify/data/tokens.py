@@ -22,7 +22,7 @@ import numpy as np
 
 from smelt_budget.errors import BadInput
 from smelt_budget.verify.data.documents import Documents, key_of
-from smelt_budget.verify.data.sources import Source
+from smelt_budget.verify.data.sources import Source, one_line
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<QBQQ")
@@ -118,8 +118,10 @@ def numbers(path: Path, token_dtype: str | None) -> np.ndarray:
     if beginning.startswith(NUMPY_MAGIC):
         try:
             ids = np.load(path, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise BadInput(f"{path} cannot be mapped: {str(error)[:120]}") from None
+        except OSError:
+            raise
+        except Exception as error:  # a damaged header raises ValueError, SyntaxError, TokenError, ...
+            raise BadInput(f"{path} cannot be mapped: {one_line(error)}") from None
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
             raise BadInput(f"{path} is an array {ids.shape} of {ids.dtype}, not a row of ids")
         return np.asarray(ids)
