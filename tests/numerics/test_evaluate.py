@@ -14,6 +14,8 @@ from smelt_budget.verify.data.documents import joined, laid_out
 from smelt_budget.verify.evaluate import evaluate
 from smelt_budget.verify.look import starts
 
+torch.set_num_threads(1)  # at toy sizes threads wait for each other: 10 times slower on a busy machine
+
 BOS, V = 256, 257
 TOY = {
     "hidden_size": 16,

@@ -14,6 +14,8 @@ from smelt_budget.verify.data import HeldOut
 from smelt_budget.verify.data.documents import laid_out
 from smelt_budget.verify.routing import Tally, load_summary, routing
 
+torch.set_num_threads(1)  # at toy sizes threads wait for each other: 10 times slower on a busy machine
+
 TOY = {
     "hidden_size": 16,
     "num_hidden_layers": 3,
