@@ -163,9 +163,9 @@ def renamed(model):
     for name, x in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
         if "inv_freq" in name:
             continue
-        name = name.removeprefix("model.")
+        name = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
         name = re.sub(r"mlp\.router\.(layer\.)?", "mlp.gate.", name).replace("shared_experts.", "shared_expert.")
-        name = name.replace("block_sparse_moe.", "mlp.").replace("mlp.e_score", "mlp.gate.e_score")
+        name = name.replace("mlp.e_score", "mlp.gate.e_score")
         name = name.replace("mlp.experts.e_score", "mlp.gate.e_score")
         if type(model).__name__.startswith("GptOss") and "experts." in name:
             if name.endswith("gate_up_proj"):
