@@ -1,4 +1,4 @@
-"""Every family is read as transformers builds it: same parameters, for shapes drawn at random.
+"""Every family is read as transformers builds it: same parameters, for shapes drawn at random; same defaults.
 
 The other side is the family's own class in transformers, instantiated on the meta device: it shares nothing with
 our formulas. What differs on purpose is listed in `ours_alone`.
@@ -250,3 +250,31 @@ def test_full_square_flops_equal_torchs_counter(draw):
         spec = read_mapping({"model_type": family, **config}, "drawn").spec
         setting = Setting.of(spec, CONVENTIONS["full-square"], context=tokens)
         assert Ledger(spec, setting).forward_flops * tokens == counter.get_total_flops(), (seed, config)
+
+
+SAME = (
+    "rms_norm_eps", "norm_topk_prob", "routed_scaling_factor", "rope_interleave", "swiglu_limit",
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", FAMILIES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("saved", [False, True], ids=["silent", "saved"])
+def test_functions_default_to_the_classs(draw, saved):
+    """Exact (rule C20), whether the file leaves the keys out or transformers itself wrote every one of them."""
+    family = draw.__name__
+    config = draw(random.Random(family))
+    made = transformers.AutoConfig.for_model(family, **config)
+    spec = read_mapping(made.to_dict() if saved else {"model_type": family, **config}, "drawn").spec
+    for name in SAME:
+        if hasattr(made, name) and spec.is_moe:
+            assert getattr(spec, name) == getattr(made, name), name
+    rope = made.rope_parameters
+    if family != "dbrx":  # its rotary base stands where the class misses it
+        assert spec.rope_theta == rope["rope_theta"]
+    assert spec.partial_rotary_factor == rope.get("partial_rotary_factor", 1.0)
+    assert (spec.rope_scaling is None) == (rope["rope_type"] == "default")
+    if spec.rope_scaling is not None:
+        assert all(getattr(spec.rope_scaling, name, value) == value for name, value in rope.items())
+    if (getattr(made, "n_group", None) or 1) > 1 and getattr(made, "topk_method", None) != "greedy":
+        assert (spec.n_group, spec.topk_group) == (made.n_group, made.topk_group)

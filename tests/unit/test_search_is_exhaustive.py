@@ -58,6 +58,8 @@ def baselines(draw):
     if draw(st.booleans()):
         fields |= {"mlp_only_layers": (0,), "intermediate_size": draw(st.sampled_from([100, 128]))}
     fields |= {"expert_bias": draw(st.booleans()), "router_bias": draw(st.booleans())}
+    if fields["num_experts"] % 2 == 0 and draw(st.booleans()):
+        fields |= {"n_group": 2, "topk_group": draw(st.sampled_from([1, 2]))}
     return ModelSpec(**fields)
 
 
@@ -67,7 +69,14 @@ def problems(draw):
     baseline = draw(baselines())
     convention = CONVENTIONS[draw(st.sampled_from(sorted(CONVENTIONS)))]
     plan = Plan(span=Fraction(draw(st.sampled_from(["1/2", "1/3", "3/4"]))), visits=draw(st.sampled_from([2, 2, 3])))
-    pins = [{}, {}, {}, {"hidden_size": 56}, {"num_experts": 9}, {"moe_intermediate_size": 20}]
+    pins = [
+        {},
+        {},
+        {},
+        {"hidden_size": 56},
+        {"num_experts": 8 if baseline.n_group else 9},
+        {"moe_intermediate_size": 20},
+    ]
     pins += [{n: 36} for n in FOLLOWING if getattr(baseline, n) is not None]
     keep = draw(st.sampled_from(pins))
     return Problem(
