@@ -15,13 +15,13 @@ from smelt_budget.ledger import Ledger, Setting
 from smelt_budget.solver import Gaps
 from smelt_budget.spec import ModelSpec
 from smelt_budget.verify.pair import Pair
-from smelt_budget.verify.small_pair import POINT, STEPS, TINY, TOLERANCE, Found, Wanted, best, gqa, small_plan, wanted
+from smelt_budget.verify.small_pair import POINT, STEPS, TINY, TOLERANCE, Found, Wanted, best, gqa, wanted
 
 Size = Literal["tiny", "small", "full"]
 ACTIVE = {"tiny": TINY, "small": 2_500_000}
 DEPTHS = {"tiny": range(4, 7), "small": range(8, 13)}
 """Physical layers; more than the first where that brings the core's share of them nearer to the full pair's."""
-LARGER = (2, 4)
+LARGER = 4  # a refused size is tried again at this many times its active parameters
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def proxy(
     if size == "full":
         if active_parameters is not None:
             raise BadInput(
-                "the full pair has the size it has", f"fix: --size small --active-parameters {active_parameters}"
+                "the full pair has the size it has", f"fix: --size small --active-params {active_parameters}"
             )
         return finished(pair, pair.baseline, pair.twin, pair.setting, size, ("no proxy: this is the pair itself",))
     if not pair.baseline.is_moe:
@@ -80,7 +80,7 @@ def proxy(
     target = wanted(pair, active_parameters or ACTIVE[size], DEPTHS[size], vocab_size, context)
     found = best(target)
     if found is None:
-        raise refusal(target)
+        raise refusal(target, size)
     return finished(pair, found.baseline, as_scaled(pair, found.twin), target.setting, size, differences(target, found))
 
 
@@ -155,18 +155,20 @@ def plan_differences(target: Wanted, found: Found) -> list[str]:
     return notes
 
 
-def refusal(target: Wanted) -> Infeasible:
+def refusal(target: Wanted, size: str) -> Infeasible:
     """What was tried, and a size that works if one does."""
     pair = target.pair
-    plan = small_plan(pair, pair.baseline)
     details = [
         f"tried: {target.layers} layers, about {target.active:,} active parameters, hidden sizes in steps of 8, "
         + "; ".join(f"heads in {head} and expert widths in {expert}" for _, head, expert in STEPS),
         f"wanted: S of both arms within {100 * POINT:g} point of the full pair's, FLOPs and parameters within "
-        f"{TOLERANCE.flops:.0%}, KV cache within {TOLERANCE.kv_cache:.0%}, no width below 8, {plan.visits} visits",
+        f"{TOLERANCE.flops:.0%}, KV cache within {TOLERANCE.kv_cache:.0%}, no width below 8, "
+        f"{pair.request.plan.visits} visits",
     ]
-    for factor in LARGER:
-        if best(target.at(target.active * factor)) is not None:
-            details.append(f"fix: --active-parameters {target.active * factor}")
-            break
+    more = target.active * LARGER
+    larger = {f"--size {size} --active-params {more}": target.at(more, target.layers)}
+    if size == "tiny":
+        deeper = wanted(pair, ACTIVE["small"], DEPTHS["small"], target.vocab_size, target.setting.context)
+        larger["--size small"] = deeper
+    details += [f"fix: {flags}" for flags, other in larger.items() if best(other) is not None]
     return Infeasible(f"no small pair stands for {pair.origin}", *details)

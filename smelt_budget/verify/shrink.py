@@ -112,7 +112,7 @@ def layers_of(full: ModelSpec, layers: int) -> Fields:
 
 
 def cut(pattern: list[Any], length: int) -> list[Any]:
-    """A pattern of kinds at another length: its period if that keeps all kinds, else even samples with each kind kept."""
+    """A pattern of kinds at another length: its period if that keeps all kinds, else samples, each kind kept."""
     out = repeated(pattern, 0, length)
     if out is not None and set(out) == set(pattern):
         return out

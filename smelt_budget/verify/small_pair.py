@@ -4,11 +4,12 @@ A few hidden sizes and attention shapes (KV heads or rank) are tried, on lattice
 compared with the full pair's; lower is better:
 
     miss(baseline) = |ln active / wanted| + |ln attention:FFN| + |ln query width / H| + |ln K F / H|
-                   + |ln GQA| / 2 + |ln head size / usual| / 10
+                   + |ln GQA| + |ln head size / usual| / 10
     total          = miss + 30 (sum of the three |gaps|) + 20 (|S - full S| + |twin's S - full twin's S|)
-                   + |ln twin's E / E| + 0.1 (for each finer step of the lattice)
+                   + |ln twin's E / E| + 0.1 for each finer lattice
 
-A pair counts only where S lies within one point of the full pair's, gaps within `TOLERANCE`, and no width below 8.
+A pair counts only where S lies within one point of the full pair's (the twin's: of the range between the two full
+arms, which differ where norms and routers weigh much), gaps within `TOLERANCE`, and no width below 8.
 A miss bounds its totals from below, so baselines are taken in its order until none can win.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, log, sqrt
 
-from smelt_budget.errors import BadInput, SmeltError
+from smelt_budget.errors import BadInput, Infeasible
 from smelt_budget.ledger import Ledger, Setting
 from smelt_budget.solver import Gaps, Lattice, Plan, Tolerance
 from smelt_budget.solver.certify import looked
@@ -36,7 +37,7 @@ POINT = 0.01
 """How far S may lie from the full pair's."""
 SHARE_OFF = Fraction(1, 20)
 """How far the core's share of the depth may be off before a deeper proxy is made."""
-ENOUGH, MOST_TRIED = 24, 96
+ENOUGH, MOST_TRIED = 16, 48
 """Baselines solved once a pair is found, and where none is."""
 GAP_WEIGHT, SPARSITY_WEIGHT, FINER = 30, 20, 0.1
 NEIGHBOURS = (-2, -1, 0, 1, 2)
@@ -72,9 +73,9 @@ class Wanted:
         """Width over the tiny preset's."""
         return sqrt(self.active / TINY)
 
-    def at(self, active: int) -> Wanted:
+    def at(self, active: int, layers: int) -> Wanted:
         """The same at another size."""
-        return replace(self, active=active)
+        return replace(self, active=active, layers=layers)
 
     def scale(self, hidden: int, steps: tuple[int, int, int]) -> Scale:
         """The scale at a hidden width, in given steps."""
@@ -217,7 +218,7 @@ def miss(target: Wanted, small: ModelSpec) -> float:
         + abs(log(shape.share / target.shape.share))
         + abs(log(query_share(small) / query_share(full)))
         + abs(log(active_width(small) / active_width(full)))
-        + abs(log(gqa(small) / gqa(full))) / 2
+        + abs(log(gqa(small) / gqa(full)))
         + abs(log(shape.head_size / usual)) / 10
     )
 
@@ -252,7 +253,7 @@ def twins(
         policy = pair.request.policy
         problem = Problem(baseline, target.setting, placed, heads, lattice, TOLERANCE, policy)
         solution = looked(problem, 4, None)
-    except SmeltError:  # KV heads that do not divide by the visits, rotary keys that fill the cache
+    except (BadInput, Infeasible):  # KV heads that do not divide by the visits, rotary keys that fill the cache
         return
     if solution is None:
         return
