@@ -24,3 +24,9 @@ class Infeasible(SmeltError):
     """No twin on this lattice meets the tolerances; the message says what binds and what would work."""
 
     exit_code = 3
+
+
+class CountsDisagree(SmeltError):
+    """Ledger and model count differently; the message names the rows and by how much."""
+
+    exit_code = 4
