@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smelt_budget.model.swiglu import swiglu, swiglu_backward
+from smelt_budget.model import swiglu
+from smelt_budget.model.swiglu import wide
 
 CHUNK = 2**20  # bytes of the widest temporary: half of a 2 MiB L2 cache
 HALF_MULTIPLE = 64
@@ -74,19 +75,24 @@ class Slots:
 
 def sort(idx_NK: Tensor, experts: int, dtype: torch.dtype) -> Slots:
     """Stable order by expert; ids outside [0, E) go nowhere."""
-    multiple = HALF_MULTIPLE if dtype.itemsize == 2 else 1
     ids = idx_NK.reshape(-1).long().numpy().view(np.uint64)  # -1 becomes huge
     # numpy has a radix sort for 8 and 16 bits: 0.05 ms for 8192 ids, torch.argsort 0.4 ms
     keys = np.minimum(ids, experts).astype(np.uint8 if experts < 2**8 else np.uint16 if experts < 2**16 else np.int64)
     order = np.argsort(keys, kind="stable")
-    counts = np.bincount(keys, minlength=experts + 1)[:experts]
-    capacities = -(-counts // multiple) * multiple
-    routed, number = int(counts.sum()), int(capacities.sum())
-    shift = (capacities - counts).cumsum() - (capacities - counts)
-    sorted_P = np.arange(number) - np.repeat(shift, capacities)
-    row_P = np.minimum(sorted_P, np.repeat(counts.cumsum() - 1, capacities))
+    counts = capacities = np.bincount(keys, minlength=experts + 1)[:experts]
+    routed = number = int(counts.sum())
+    row_P = slot_S = np.arange(routed)
+    spare_P = None
+    if dtype.itemsize == 2:
+        capacities = -(-counts // HALF_MULTIPLE) * HALF_MULTIPLE
+        number = int(capacities.sum())
+        shift = (capacities - counts).cumsum() - (capacities - counts)
+        slot_S = row_P + np.repeat(shift, counts)
+        free_P = np.arange(number) - np.repeat(shift, capacities)
+        row_P = np.minimum(free_P, np.repeat(counts.cumsum() - 1, capacities))
+        spare_P = torch.from_numpy(free_P > row_P)
     slot_NK = np.full(len(ids), number)
-    slot_NK[order[:routed]] = np.arange(routed) + np.repeat(shift, counts)
+    slot_NK[order[:routed]] = slot_S
     choice_P = torch.from_numpy(order[row_P])
     return Slots(
         counts=counts.tolist(),
@@ -94,7 +100,7 @@ def sort(idx_NK: Tensor, experts: int, dtype: torch.dtype) -> Slots:
         choice_P=choice_P,
         token_P=choice_P // max(idx_NK.shape[1], 1),
         row_P=torch.from_numpy(row_P),
-        spare_P=None if multiple == 1 else torch.from_numpy(sorted_P > row_P),
+        spare_P=spare_P,
         slot_NK=torch.from_numpy(slot_NK).view(idx_NK.shape),
         routed=routed,
     )
@@ -120,14 +126,16 @@ def forward(
     up_E, down_E = w_gate_up_E2FH.mT.unbind(), w_down_EHF.mT.unbind()
     for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         pre = pre_S2F[rows] if slots.spare_P is None else x_NH.new_empty(sum(sizes), width)
-        products(x_NH.index_select(0, slots.token_P[at]).split(sizes), up_E[chunk], pre.split(sizes))
+        products(
+            x_NH.index_select(0, slots.token_P[at]).split_with_sizes(sizes), up_E[chunk], pre.split_with_sizes(sizes)
+        )
         if b_gate_up_E2F is not None:
             pre += repeated(b_gate_up_E2F[chunk], sizes)
         if slots.spare_P is not None:
             pre_S2F[rows] = pre[~slots.spare_P[at]]
-        h = swiglu(widened(pre), limit).mul_(weight_P1[at]).to(x_NH.dtype)
+        h = swiglu.weighted(pre, weight_P1[at], limit)
         out = out_PH[at]
-        products(h.split(sizes), down_E[chunk], out.split(sizes))
+        products(h.split_with_sizes(sizes), down_E[chunk], out.split_with_sizes(sizes))
         if b_down_EH is not None:
             out += repeated(b_down_EH[chunk], sizes) * weight_P1[at]
     return summed(out_PH, slots), pre_S2F
@@ -151,43 +159,35 @@ def backward(
     need_x, need_up, need_down, need_weight, need_b_up, need_b_down = needs
     slots = sort(idx_NK, experts, x_NH.dtype)
     weight_P1 = by_slot(weight_NK, slots, x_NH.dtype)
-    dx_PH = x_NH.new_empty(slots.number + 1, hidden) if need_x else None
-    dweight_P = weight_P1.new_zeros(slots.number + 1) if need_weight else None
+    dx_PH = x_NH.new_empty((slots.number + 1, hidden) if need_x else 0)
+    dweight_P = weight_P1.new_zeros(slots.number + 1)
     dw_up = x_NH.new_empty(w_gate_up_E2FH.shape if need_up else 0)
     dw_down = x_NH.new_empty(w_down_EHF.shape if need_down else 0)
     db_up = x_NH.new_empty((experts, width) if need_b_up else 0)
     db_down = x_NH.new_empty((experts, hidden) if need_b_down else 0)
     up_E, down_E = w_gate_up_E2FH.unbind(), w_down_EHF.unbind()
     for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
-        weight_C1 = weight_P1[at]
         grad = grad_NH.index_select(0, slots.token_P[at])
-        pre = widened(pre_S2F[rows] if slots.spare_P is None else pre_S2F.index_select(0, slots.row_P[at]))
-        h = swiglu(pre, limit)
-        dh = torch.empty_like(h, dtype=x_NH.dtype)
-        products(grad.split(sizes), down_E[chunk], dh.split(sizes))
-        dh = widened(dh)
-        if dweight_P is not None:
-            torch.mv(dh * h, h.new_ones(h.shape[1]), out=dweight_P[at])
-            if b_down_EH is not None:
-                dweight_P[at] += (widened(grad) * repeated(b_down_EH[chunk], sizes)).sum(1)
+        pre = pre_S2F[rows] if slots.spare_P is None else pre_S2F.index_select(0, slots.row_P[at])
+        dh = x_NH.new_empty(len(grad), width // 2)
+        products(grad.split_with_sizes(sizes), down_E[chunk], dh.split_with_sizes(sizes))
+        h, dweight, dpre = swiglu.backward(dh, pre, weight_P1[at], limit)
         if need_down:
-            h = h.mul_(weight_C1).to(x_NH.dtype)
-            products((g.t() for g in grad.split(sizes)), h.split(sizes), dw_down[chunk])
-        if need_b_down:
-            totals((widened(grad) * weight_C1).split(sizes), db_down[chunk])
-        if not (need_x or need_up or need_b_up):
-            continue
-        dpre = swiglu_backward(dh.mul_(weight_C1), pre, limit)
-        if need_b_up:
-            totals(dpre.split(sizes), db_up[chunk])
-        dpre = dpre.to(x_NH.dtype)
+            products(grad.t().split_with_sizes(sizes, 1), h.split_with_sizes(sizes), dw_down[chunk])
         if need_up:
             x = x_NH.index_select(0, slots.token_P[at])
-            products((d.t() for d in dpre.split(sizes)), x.split(sizes), dw_up[chunk])
-        if dx_PH is not None:
-            products(dpre.split(sizes), up_E[chunk], dx_PH[at].split(sizes))
-    dx = x_NH.new_empty(0) if dx_PH is None else summed(dx_PH, slots)
-    dweight = weight_NK.new_empty(0) if dweight_P is None else dweight_P[slots.slot_NK].to(weight_NK.dtype)
+            products(dpre.t().split_with_sizes(sizes, 1), x.split_with_sizes(sizes), dw_up[chunk])
+        if need_x:
+            products(dpre.split_with_sizes(sizes), up_E[chunk], dx_PH[at].split_with_sizes(sizes))
+        if need_b_up:
+            totals(dpre.split_with_sizes(sizes), db_up[chunk])
+        if need_b_down:
+            totals((grad * weight_P1[at]).split_with_sizes(sizes), db_down[chunk])
+        if b_down_EH is not None:
+            dweight += (grad * repeated(b_down_EH[chunk], sizes)).sum(1)
+        dweight_P[at] = dweight
+    dx = summed(dx_PH, slots) if need_x else dx_PH
+    dweight = dweight_P[slots.slot_NK].to(weight_NK.dtype) if need_weight else weight_NK.new_empty(0)
     return dx, dw_up, dw_down, dweight, db_up, db_down
 
 
@@ -200,12 +200,12 @@ def products(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[T
 def totals(parts: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
     """The sum of each expert's rows."""
     for part, out in zip(parts, outs, strict=True):
-        torch.sum(part, 0, dtype=part.dtype, out=out) if part.dtype == out.dtype else out.copy_(part.sum(0))
+        out.copy_(part.sum(0, dtype=wide(part.dtype)))
 
 
 def repeated(bias_EX: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Each expert's bias once a slot."""
-    return widened(bias_EX).repeat_interleave(torch.tensor(sizes), 0)
+    """Each expert's bias once a slot, ready to be multiplied."""
+    return bias_EX.to(wide(bias_EX.dtype)).repeat_interleave(torch.tensor(sizes), 0)
 
 
 def summed(out_PH: Tensor, slots: Slots) -> Tensor:
@@ -222,16 +222,6 @@ def by_slot(weight_NK: Tensor, slots: Slots, dtype: torch.dtype) -> Tensor:
     if slots.spare_P is not None:
         weight_P.masked_fill_(slots.spare_P, 0)
     return weight_P[:, None]
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is added up in: float32 for half precision."""
-    return torch.float32 if dtype.itemsize == 2 else dtype
-
-
-def widened(x: Tensor) -> Tensor:
-    """The same in `wide`."""
-    return x.to(wide(x.dtype))
 
 
 def chunk_rows(x_NH: Tensor, width: int) -> int:

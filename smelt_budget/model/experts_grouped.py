@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smelt_budget.model.swiglu import swiglu, swiglu_backward
+from smelt_budget.model import swiglu
+from smelt_budget.model.swiglu import wide
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ def forward(
     pre = rows(x_NH[order.token_S], w_gate_up_E2FH.mT, order)
     if b_gate_up_E2F is not None:
         pre = (pre + b_gate_up_E2F[order.expert_S]).masked_fill(order.dead_S1, 0)
-    h = swiglu(pre.to(wide(pre.dtype)), limit)
-    out = rows((h * weight_S1).to(x_NH.dtype), w_down_EHF.mT, order)
+    out = rows(swiglu.weighted(pre, weight_S1.to(wide(pre.dtype)), limit), w_down_EHF.mT, order)
     if b_down_EH is not None:
         out = out + (b_down_EH[order.expert_S] * weight_S1).masked_fill(order.dead_S1, 0)
     return summed(out, order, idx_NK), pre
@@ -89,25 +89,22 @@ def backward(
     none = x_NH.new_empty(0)
     dx = dw_up = dw_down = db_up = db_down = none
     dweight = weight_NK.new_empty(0)
-    x, grad, pre = x_NH[order.token_S], grad_NH[order.token_S], pre_S2F.to(wide(pre_S2F.dtype))
-    h = swiglu(pre, limit)
-    dh = rows(grad, w_down_EHF, order).to(pre.dtype)
+    x, grad = x_NH[order.token_S], grad_NH[order.token_S]
+    dh = rows(grad, w_down_EHF, order)
+    h, dweight_S, dpre = swiglu.backward(dh, pre_S2F, weight_S1.to(wide(x.dtype)), limit)
     if need_weight:
-        dweight_S = (dh * h).sum(1)
         if b_down_EH is not None:
-            dweight_S = dweight_S + (grad * b_down_EH[order.expert_S]).sum(1, dtype=pre.dtype).masked_fill(
-                order.dead_S1[:, 0], 0
-            )
+            biased = (grad * b_down_EH[order.expert_S]).sum(1, dtype=dweight_S.dtype)
+            dweight_S += biased.masked_fill(order.dead_S1[:, 0], 0)
         dweight = unsorted(dweight_S, order).view(idx_NK.shape).to(weight_NK.dtype)
     if need_down:
-        dw_down = outer(grad, (h * weight_S1).to(x.dtype), order)
-    if need_b_down:
-        db_down = outer((grad * weight_S1).to(x.dtype), ones(x), order)[..., 0]
-    dpre = swiglu_backward(dh * weight_S1, pre, limit).to(x.dtype)
+        dw_down = outer(grad, h, order)
     if need_up:
         dw_up = outer(dpre, x, order)
     if need_b_up:
         db_up = outer(dpre, ones(x), order)[..., 0]
+    if need_b_down:
+        db_down = outer((grad * weight_S1).to(x.dtype), ones(x), order)[..., 0]
     if need_x:
         dx = summed(rows(dpre, w_gate_up_E2FH, order), order, idx_NK)
     return dx, dw_up, dw_down, dweight, db_up, db_down
@@ -126,8 +123,9 @@ def outer(left_SX: Tensor, right_SY: Tensor, order: Sorted) -> Tensor:
 def grouped_mm(left: Tensor, right: Tensor, ends_E: Tensor) -> Tensor:
     """`torch.nn.functional.grouped_mm`, which torch 2.9 has under another name."""
     public = getattr(torch.nn.functional, "grouped_mm", None)
-    private = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
-    return private(left, right, ends_E) if public is None else public(left, right, offs=ends_E)
+    if public is None:
+        return torch._grouped_mm(left, right, ends_E)  # pyright: ignore[reportPrivateImportUsage]
+    return public(left, right, offs=ends_E)
 
 
 def ones(x_SH: Tensor) -> Tensor:
@@ -144,8 +142,3 @@ def summed(out_SH: Tensor, order: Sorted, idx_NK: Tensor) -> Tensor:
     """Each token's K rows added up in float32 or better."""
     out_NKH = unsorted(out_SH, order).view(*idx_NK.shape, out_SH.shape[1])
     return out_NKH.sum(1, dtype=wide(out_SH.dtype)).to(out_SH.dtype)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is added up in: float32 for half precision."""
-    return torch.float32 if dtype.itemsize == 2 else dtype
