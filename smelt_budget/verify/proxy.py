@@ -13,6 +13,7 @@ from typing import Any, Literal
 from smelt_budget.errors import BadInput, Infeasible
 from smelt_budget.ledger import Ledger, Setting
 from smelt_budget.solver import Gaps
+from smelt_budget.solver.score import Shape
 from smelt_budget.spec import ModelSpec
 from smelt_budget.verify.pair import Pair
 from smelt_budget.verify.small_pair import POINT, STEPS, TINY, TOLERANCE, Found, Wanted, best, gqa, wanted
@@ -115,6 +116,9 @@ def differences(target: Wanted, found: Found) -> tuple[str, ...]:
         f"counted at {setting.context} tokens, attention over {float(setting.attention_length):g} of them "
         f"({setting.convention.name}); documents packed into a row shorten it in both arms alike",
     ]
+    heavier = Shape.of(small).share / target.shape.share
+    if not 0.8 <= heavier <= 1.25:
+        notes.append(f"attention : FFN work is {heavier:.2f} times the full baseline's")
     if gqa(small) != gqa(full):
         notes.append(f"query heads per KV head: {gqa(small):g}, not {gqa(full):g}")
     notes += [
