@@ -7,9 +7,6 @@ stand inside the commands: `--help` and `models` start without numpy, scipy, sym
 from __future__ import annotations
 
 import errno
-import json
-import os
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +17,8 @@ from typer.core import TyperGroup
 import smelt_budget
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.flags import fraction, known_models, pins, setting_asked, share
+from smelt_budget.report.console import print_json, show
+from smelt_budget.training_commands import evaluate, generate, verify
 
 ConventionName = Literal["smelt", "megatron", "torchtitan", "full-square"]
 EXAMPLE = "smelt-200m-s95"
@@ -318,21 +317,6 @@ def told(source: str, verbose: bool) -> Any:
     return reading
 
 
-def print_json(data: Any) -> None:
-    """JSON on stdout, keys in the order they were made."""
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def show(view: Any) -> None:
-    """Rich views on stdout. A table is never cut: it is printed as wide as its numbers are, whatever the terminal."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    narrow = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-    terminal = Console(width=narrow, highlight=False)
-    for part in getattr(view, "renderables", [view]):
-        needed = Measurement.get(terminal, terminal.options.update(max_width=1000), part).maximum
-        if hasattr(part, "columns") and needed > terminal.width:
-            Console(width=needed, highlight=False).print(part)
-        else:
-            terminal.print(part)
+app.command("verify")(verify)
+app.command("generate")(generate)
+app.command("eval")(evaluate)

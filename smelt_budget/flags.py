@@ -84,3 +84,11 @@ def pins(keep: list[str]) -> dict[str, int]:
             raise BadInput(f"--keep {name.strip()} is given twice")
         out[name.strip()] = int(value)
     return out
+
+
+def factors(text: str) -> tuple[float, ...]:
+    """Positive numbers between commas, each once."""
+    numbers = [fraction(part) for part in text.split(",")]
+    if any(number <= 0 for number in numbers) or len(set(numbers)) != len(numbers):
+        raise BadInput(f"--rate-factors {text!r:.60} is not a list of different positive numbers", "fix: 0.5,1,2")
+    return tuple(float(number) for number in numbers)

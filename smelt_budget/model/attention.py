@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smelt_budget.model.cache import Slot
+from smelt_budget.model.norms import RMSNorm
 from smelt_budget.model.rotary import Angles, latent_temperature, rotate
 from smelt_budget.spec import ModelSpec
 from smelt_budget.spec.runs import GroupedQuery, Latent
@@ -65,8 +66,8 @@ class GroupedQueryAttention(nn.Module):
         self.v_proj = nn.Linear(H, kv, bias=a.bias)
         self.o_proj = nn.Linear(q, H, bias=a.output_bias)
         if a.qk_norm != "none":
-            self.q_norm = nn.RMSNorm(self.d if self.norm_heads else q, spec.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(self.d if self.norm_heads else kv, spec.rms_norm_eps)
+            self.q_norm = RMSNorm(self.d if self.norm_heads else q, spec.rms_norm_eps)
+            self.k_norm = RMSNorm(self.d if self.norm_heads else kv, spec.rms_norm_eps)
         self.sinks = nn.Parameter(torch.zeros(self.n)) if a.sinks else None
         self.normed = a.qk_norm != "none"
 
@@ -103,10 +104,10 @@ class LatentAttention(nn.Module):
             self.q_proj = nn.Linear(H, q, bias=False)
         else:
             self.q_a_proj = nn.Linear(H, a.q_rank, bias=a.bias)
-            self.q_a_layernorm = nn.RMSNorm(a.q_rank, LATENT_EPS)
+            self.q_a_layernorm = RMSNorm(a.q_rank, LATENT_EPS)
             self.q_b_proj = nn.Linear(a.q_rank, q, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(H, self.R + self.rope, bias=a.bias)
-        self.kv_a_layernorm = nn.RMSNorm(self.R, LATENT_EPS)
+        self.kv_a_layernorm = RMSNorm(self.R, LATENT_EPS)
         self.kv_b_proj = nn.Linear(self.R, self.n * (self.nope + self.v), bias=False)
         self.o_proj = nn.Linear(self.n * self.v, H, bias=a.output_bias)
 

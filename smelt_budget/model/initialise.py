@@ -18,6 +18,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from smelt_budget.model.norms import RMSNorm
 from smelt_budget.model.transformer import Transformer
 
 
@@ -54,7 +55,7 @@ def deviation(model: Transformer, name: str, weight: Tensor) -> float | None:
 def is_gain(model: nn.Module, name: str) -> bool:
     """Whether a vector multiplies, as norm gains do, or adds."""
     owner = model.get_submodule(name.rpartition(".")[0])
-    return name.endswith(".weight") and isinstance(owner, nn.RMSNorm | nn.LayerNorm)
+    return name.endswith(".weight") and isinstance(owner, RMSNorm | nn.LayerNorm)
 
 
 def generator(seed: int, name: str) -> torch.Generator:

@@ -12,16 +12,11 @@ from torch import Tensor, nn
 from smelt_budget.model.attention import GroupedQueryAttention, LatentAttention, Watch
 from smelt_budget.model.cache import Slot
 from smelt_budget.model.ffn import GatedMLP, MixtureOfExperts
+from smelt_budget.model.norms import norm
 from smelt_budget.model.rotary import Angles
 from smelt_budget.model.router import Routed
 from smelt_budget.spec import ModelSpec
 from smelt_budget.spec.runs import Dense, Latent, Layer
-
-
-def norm(spec: ModelSpec, size: int | None = None) -> nn.Module:
-    """The spec's normalisation over the hidden size."""
-    H, eps = size or spec.hidden_size, spec.rms_norm_eps
-    return nn.RMSNorm(H, eps) if spec.norm == "rms_norm" else nn.LayerNorm(H, eps, bias=spec.norm == "layer_norm")
 
 
 class DecoderLayer(nn.Module):

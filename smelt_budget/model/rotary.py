@@ -58,7 +58,7 @@ def llama3(plain: Tensor, s: RopeScaling) -> Tensor:
     """Llama 3.1: long waves slow down by the factor, short ones stay, those between blend linearly in 1/wavelength."""
     low, high = s.low_freq_factor or 1.0, s.high_freq_factor or 4.0
     turns = (s.original_max_position_embeddings or 0) * plain / (2 * math.pi)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
+    share = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)  # Llama 4 Scout has low = high
     return plain / s.factor * (1 - share) + plain * share
 
 

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from smelt_budget.errors import BadInput
 from smelt_budget.model.cache import Cache
-from smelt_budget.model.layer import DecoderLayer, norm
+from smelt_budget.model.layer import DecoderLayer
 from smelt_budget.model.loss import token_losses
+from smelt_budget.model.norms import norm
 from smelt_budget.model.rotary import angles, rotary_size
 from smelt_budget.model.router import Routed
 from smelt_budget.model.sight import places, visible
