@@ -171,7 +171,7 @@ def scale(result: dict[str, Any], pairs: list[tuple[Run, Run]]) -> dict[str, Any
 def equal(result: dict[str, Any], pairs: list[tuple[Run, Run]]) -> dict[str, Any]:
     """What both arms had alike, and the signed gaps of what is alike up to a tolerance."""
     proxy = result.get("proxy")
-    gaps = (proxy or result["pair"])["gaps"]
+    gaps = proxy["gaps"] if proxy is not None else result.get("arm_gaps", result["pair"]["gaps"])
     sparsity = None
     if proxy is not None:
         before, after = (proxy["sparsity"][arm] for arm in ARMS)
@@ -229,7 +229,7 @@ def health(runs: list[Run]) -> dict[str, Any]:
 
 def recall(runs: list[Run]) -> list[dict[str, Any]]:
     """By number of examples, means over seeds; accuracies beside that of copying any value in view."""
-    measured = [run["recall"]["examples"] for run in runs if run.get("recall")]
+    measured = [run["recall"]["examples"] for run in runs if (run.get("recall") or {}).get("examples")]
     return [
         {
             "examples": same[0]["examples"],
@@ -241,19 +241,21 @@ def recall(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def sink_sentences(runs: dict[str, list[Run]]) -> list[str]:
-    """What `sink_words` says of all seeds together."""
-    pooled = [pool([run["sink"] for run in runs[arm] if run.get("sink")]) for arm in ARMS]
-    if not all(pooled) or not all(sinks["queries"] for sinks in pooled if sinks):
+    """What `sink_words` says of all seeds together; or why nothing was measured."""
+    sinks = {arm: [run["sink"] for run in runs[arm] if run.get("sink")] for arm in ARMS}
+    every = [sink for arm in ARMS for sink in sinks[arm]]
+    if not all(sinks.values()):
         return []
+    if not all(sink.get("queries") for sink in every):
+        why = next((sink["why"] for sink in every if "why" in sink), "no document begins inside a held-out row")
+        return [f"attention sinks were not measured: {why}"]
     from smelt_budget.verify.sink import sink_words
 
-    return sink_words(*(sinks for sinks in pooled if sinks))
+    return sink_words(*(pool(sinks[arm]) for arm in ARMS))
 
 
-def pool(sinks: list[dict[str, Any]]) -> dict[str, Any] | None:
+def pool(sinks: list[dict[str, Any]]) -> dict[str, Any]:
     """Seeds as one: means over them, their heads side by side, for heads of different seeds have nothing in common."""
-    if not sinks:
-        return None
     layers = []
     for same in zip(*(sink["layers"] for sink in sinks), strict=True):
         means = {

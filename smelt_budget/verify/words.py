@@ -31,12 +31,12 @@ def words(result: Data, found: Data) -> list[str]:
         sentences += [
             *training(result, found),
             *compared(found),
+            scope(found["scale"], found["counts_agree"], all(found["loss_fell"].values())),
             *seeds_wanted(found),
             *rows_are_no_error(found["difference"]),
             *fairness(found),
             *clock(found),
             *loads(found["health"]),
-            scope(found["scale"], found["counts_agree"], all(found["loss_fell"].values())),
         ]
     return sentences
 
@@ -79,7 +79,7 @@ def compared(found: Data) -> Iterator[str]:
         return
     mean, n = f"{nats['mean']:+.3f}", nats["seeds"]
     if n == 1:
-        yield f"paired difference {mean} {UNIT} (twin - baseline) from 1 seed: no interval, and no statement about its sign"
+        yield f"paired difference {mean} {UNIT} (twin - baseline, 1 seed): no interval, and no statement about its sign"
         return
     with_width = f"{mean} ± {nats['half_width']:.3f} {UNIT} (95 % t-interval, {n} seeds)"
     if n == 2:
@@ -166,10 +166,10 @@ def loads(health: Data) -> Iterator[str]:
             working = one["experts"] ** one["entropy_min"]
             yield (
                 f"uneven load in the {arm}: normalised entropy {one['entropy_min']:.2f} in one layer and visit, "
-                f"as of {working:.0f} experts instead of {one['experts']}"
+                f"as if {working:.0f} of {one['experts']} experts shared it evenly"
             )
         if one["dead_share"] > IDLE and one["load_tokens"] >= TELLING:
-            yield f"{one['dead_max']} experts of a layer of the {arm} had none of {one['load_tokens']:,} tokens"
+            yield f"the {arm} has a layer where {one['dead_max']} experts got none of {one['load_tokens']:,} tokens"
 
 
 def scope(scale: Data, agree: bool, learned: bool) -> str:

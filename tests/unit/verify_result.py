@@ -21,6 +21,8 @@ def made(baseline=(2.05, 2.07, 2.06), twin=(2.12, 2.17, 2.14), *, bytes_known=Tr
             "baseline": {"hidden_size": 1280},
             "twin": {"hidden_size": 1024},
             "gaps": {"flops": 0.0010, "non_embedding_parameters": -0.0002, "kv_cache": 0.0},
+            "setting": {"convention": "smelt", "context": 4096, "attention_length": 2048.5, "bytes_per_element": 2},
+            "notes": [],
         },
         "counts": counts(),
         "proxy": proxy(),
@@ -90,6 +92,7 @@ def data(bytes_known):
     return {
         "name": "text that came with Python 3.11.7",
         "fingerprint": "9f2c" * 16,
+        "domains": {name: {} for name in DOMAINS},
         "yardsticks": {name: {"zlib": 1.78, "xz": 1.29, **grams} for name in DOMAINS},
     }
 
