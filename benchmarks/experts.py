@@ -2,8 +2,9 @@
 
     python benchmarks/experts.py --threads 1 --rounds 20
 
-Every round runs each form once, so that whatever else the machine does falls on all of them; a line gives our median in
-milliseconds and, for the others, their median over ours. Forms that need more memory than `--gigabytes` are left out.
+Every round draws a routing, as every training step does, and runs each form once, so that whatever else the machine
+does falls on all of them. A line gives our median in milliseconds and, for the others, their median over ours. Forms
+that need more memory than `--gigabytes` are left out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def transformers_form(name: str, w_gate_up: Tensor, w_down: Tensor) -> Form:
     return form
 
 
-def once(form: Form, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[float, float]:
+def once(form: Form, inputs: list[Tensor], grad: Tensor) -> tuple[float, float]:
     """Seconds forward, and both ways."""
     for tensor in inputs:
         tensor.grad = None
@@ -72,20 +73,21 @@ def once(form: Form, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[float, f
 def compare(shape: tuple[int, ...], dtype: torch.dtype, rounds: int, gigabytes: float, only: list[str] | None) -> str:
     """One line of the table."""
     N, H, F, E, K = shape
-    weight, idx = torch.randn(N, E).softmax(1).topk(K)
     x, w_gate_up, w_down = torch.randn(N, H), torch.randn(E, 2 * F, H) * H**-0.5, torch.randn(E, H, F) * F**-0.5
     x, w_gate_up, w_down = (t.to(dtype).requires_grad_() for t in (x, w_gate_up, w_down))
-    inputs = (x, w_gate_up, w_down, idx, weight.requires_grad_())
     forms: dict[str, Form] = {"ours": experts, "definition": experts_definition, "grouped_mm": grouped}
-    forms |= {f"hf {name}": transformers_form(name, w_gate_up, w_down) for name in ("eager", "batched_mm", "grouped_mm")}
-    if 4 * N * K * 3 * H * F * 3 > gigabytes * 1e9:  # batched_mm gathers one expert a row, and so does its gradient
+    forms |= {
+        f"hf {name}": transformers_form(name, w_gate_up, w_down) for name in ("eager", "batched_mm", "grouped_mm")
+    }
+    if gigabytes * 1e9 < 4 * N * K * 3 * H * F * 3:  # batched_mm gathers one expert a row, and so does its gradient
         del forms["hf batched_mm"]
     forms = {name: form for name, form in forms.items() if only is None or name in only or name == "ours"}
     grad = torch.randn_like(x)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
     for round_ in range(rounds + 1):
+        weight, idx = torch.randn(N, E).softmax(1).topk(K)
         for name, form in forms.items():
-            spent = once(form, inputs, grad)
+            spent = once(form, [x, w_gate_up, w_down, idx, weight.requires_grad_()], grad)
             if round_:
                 seconds[name].append(spent)
     forward, both = ({name: median(s[i] for s in all_) for name, all_ in seconds.items()} for i in (0, 1))

@@ -136,10 +136,9 @@ def _(_x, _w_gate_up, w_down, idx, *_, **_named) -> int:
 
 @register_flop_formula(torch.ops.smelt.experts_backward)
 def _(_grad, _x, _w_gate_up, w_down, idx, _weight, _b_gate_up, _b_down, _limit, _pre, needs, **_named) -> int:
-    """As much again for the gradient of the rows and for that of the matrices; what is not needed is not done."""
-    need_x, need_up, need_down, need_weight, need_b_up, _ = needs
-    halves = 2 * need_x + 2 * need_up + need_down + (need_x or need_up or need_weight or need_b_up)
-    return 2 * idx[0] * idx[1] * halves * w_down[1] * w_down[2]
+    """As much again for the gradients of rows and for those of matrices; dh is always made, the rest where needed."""
+    need_x, need_up, need_down, *_ = needs
+    return 2 * idx[0] * idx[1] * (1 + 2 * need_x + 2 * need_up + need_down) * w_down[1] * w_down[2]
 
 
 def check(

@@ -2,6 +2,14 @@
 
 N tokens, K choices each, S = N K sorted rows, P slots: the routed rows, expert after expert, C the slots at hand.
 H hidden, F expert width, E experts.
+
+Why this form, in ms for up, dx and dw (float32, N 2048, one thread):
+
+    H 96, F 48, E 32, K 4      mm by expert 1.67, 1.59, 1.53   grouped_mm 1.72, 1.62, 1.57   padded bmm 1.84, 1.75, 1.79
+    H 768, F 384, E 128, K 8   mm by expert 184, 150, 180      grouped_mm 203, 170, 292      padded bmm 231, 186, 214
+
+The rest is passes over memory: gathers, an activation in few and contiguous passes (swiglu.py), and an embedding bag as
+the sum over K, one pass where gather and sum are three.
 """
 
 from __future__ import annotations
@@ -194,7 +202,10 @@ def backward(
 def products(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
     """One matrix product an expert; an expert without rows gets zeros."""
     for left, right, out in zip(lefts, rights, outs, strict=True):
-        torch.mm(left, right, out=out)
+        if left.numel():
+            torch.mm(left, right, out=out)
+        elif out.numel():
+            out.zero_()
 
 
 def totals(parts: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
