@@ -24,7 +24,7 @@ def token_losses(x_BTH: Tensor, head: nn.Module, targets_BT: Tensor) -> Tensor:
     else:
         slices = zip(x_NH.split(tokens), targets_N.split(tokens), strict=True)
         losses = torch.cat([checkpoint(surprise, x, t, head, use_reentrant=False) for x, t in slices])  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return losses.view_as(targets_BT)
+    return losses.view_as(targets_BT).clone()  # FSDP2 warns of outputs that are views
 
 
 def surprise(x_NH: Tensor, targets_N: Tensor, head: nn.Module) -> Tensor:

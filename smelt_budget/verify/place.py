@@ -39,7 +39,7 @@ class Place:
             yield
 
     def prepared(self, model: Transformer) -> Transformer:
-        """The model on the device, sharded over the ranks, compiled and recomputing as asked."""
+        """A model from the meta device with storage here, sharded over the ranks, compiled and recomputing as asked."""
         model.checkpointing = self.checkpointing
         if self.world > 1:
             from torch.distributed.device_mesh import init_device_mesh
@@ -49,7 +49,9 @@ class Place:
             for layer in model.layers:
                 fully_shard(layer, mesh=mesh)
             fully_shard(model, mesh=mesh)
-        model.to_empty(device=self.device) if is_meta(model) else model.to(self.device)
+        model.to_empty(device=self.device)
+        if model.spec.tie_word_embeddings:
+            model.lm_head.weight = model.embed_tokens.weight  # to_empty gives each of the two a tensor of its own
         if self.compiled:
             for layer in model.layers:
                 layer.compile()
@@ -80,11 +82,6 @@ class Place:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-
-
-def is_meta(model: Transformer) -> bool:
-    """Whether the weights have no storage yet."""
-    return next(model.parameters()).is_meta
 
 
 def whole(x: Any) -> Any:

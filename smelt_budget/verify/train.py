@@ -6,8 +6,10 @@ sees what it would have seen. B sequences a step, T tokens each, over all micro-
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smelt_budget.errors import SmeltError
+from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.model import Transformer, initialise
 from smelt_budget.model.router import Routed, auxiliary_loss, correct
 from smelt_budget.spec import ModelSpec
@@ -70,12 +72,19 @@ class Trainer:
         about = state.restore(self.job.folder, self.model, self.optimiser, self.place)
         self.done = 0 if about is None else int(about["step"])
         metrics = self.job.folder / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        self.rows = [json.loads(line) for line in lines[: self.done]]
+        lines = metrics.read_bytes().decode(errors="replace").splitlines() if metrics.exists() else []
+        try:
+            self.rows = [json.loads(line) for line in lines[: self.done]]
+            steps = [row["step"] for row in self.rows]
+        except (ValueError, KeyError, TypeError):
+            steps = None
+        if steps != [*range(1, self.done + 1)]:
+            raise BadInput(f"{metrics} is not what {self.done} steps wrote", state.again(self.job.folder))
         self.place.wait()
         if self.place.leads:
             self.job.folder.mkdir(parents=True, exist_ok=True)
             state.replaced(metrics, "".join(line + "\n" for line in lines[: self.done]))
+        self.place.wait()
 
     def train(self, told: Told, stopping: Callable[[], bool]) -> None:
         """To the last step.
@@ -85,16 +94,21 @@ class Trainer:
             Diverged: the loss or the gradient is not finite, or the loss is far above knowing nothing.
         """
         self.model.train()
-        with (self.job.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with contextlib.ExitStack() as opened:
+            file = None
+            if self.place.leads:
+                file = opened.enter_context((self.job.folder / "metrics.jsonl").open("a", encoding="utf-8"))
             while self.done < self.recipe.steps:
                 row = self.step()
                 self.rows.append(row)
-                if self.place.leads:
+                if file is not None:
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                 told({"event": "step", **{key: row[key] for key in ("arm", "run", "step", "loss", "seconds")}})
-                stop = bool(self.place.total(torch.tensor(float(stopping()))).item())
-                if stop or self.done % self.recipe.checkpoint_every == 0:
+                stop = bool(self.place.total(torch.tensor(float(stopping()), device=self.place.device)))
+                if stop or self.done % self.recipe.checkpoint_every == 0 or self.done == self.recipe.steps:
+                    if file is not None:
+                        os.fsync(file.fileno())
                     state.save(self.job.folder, self.done, {}, self.model, self.optimiser, self.place)
                 if stop:
                     raise Interrupted
@@ -168,14 +182,18 @@ class Trainer:
         why = None
         if not math.isfinite(loss) or not math.isfinite(norm):
             why = f"the loss is {loss:g} and the gradient's norm {norm:g}"
-        elif self.done > self.recipe.warmup and loss > worst:
+        elif self.done > self.recipe.warmup_steps and loss > worst:
             why = f"the loss is {loss:.2f} nats, knowing nothing is {worst / 2:.2f}"
         if why is not None:
-            raise Diverged(
-                f"{self.job.arm}, {self.job.name}: diverged at step {self.done + 1} of {self.recipe.steps}: {why}",
-                f"rate {self.job.rate:g}, seed {self.job.seed}; the last checkpoint before it is kept",
-                "fix: smaller --rate-factors",
-            )
+            raise self.diverged(self.done + 1, why)
+
+    def diverged(self, step: int, why: str) -> Diverged:
+        """What to say of a run that left the numbers."""
+        return Diverged(
+            f"{self.job.arm}, {self.job.name}: diverged at step {step} of {self.recipe.steps}: {why}",
+            f"rate {self.job.rate:g}, seed {self.job.seed}",
+            "fix: another --out with smaller --rate-factors",
+        )
 
     def summary(self) -> dict[str, Any]:
         """What the metrics of the run come to."""
