@@ -120,7 +120,9 @@ def parts(figure: Figure, runs: Runs) -> bool:
                 ranged(above, at + shift, values, STYLES[arm], STYLES[arm].words if at == 0 else None)
             paired = [[run["held_out"][kind][name]["nats_per_token"] for run in pair] for pair in runs.pairs]
             between(below, at, [after - before for before, after in paired])
-        below.set_xticks(range(len(names[kind])), names[kind], rotation=30, ha="right", rotation_mode="anchor")
+        short = [name if len(name) <= LONGEST else f"...{name[-LONGEST:]}" for name in names[kind]]
+        tilted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+        below.set_xticks(range(len(short)), short, **tilted)
         below.set_xlim(-0.6, len(names[kind]) - 0.4)
         framed(above, "loss (nats / token)" if above is grid[0, 0] else "")
         interval = ", 95 % intervals" if runs.seeds > 1 else ""
@@ -128,6 +130,10 @@ def parts(figure: Figure, runs: Runs) -> bool:
     keyed(figure, grid[0, 0])
     noted(figure, "Above: means over seeds, bars from the lowest to the highest. Below: paired by seed.")
     return True
+
+
+LONGEST = 20
+"""Characters of a domain's name; its end tells more than its beginning where it is a path."""
 
 
 def part_names(runs: Runs, kind: str) -> list[str]:
@@ -142,6 +148,8 @@ def sink(figure: Figure, runs: Runs) -> bool:
     if not all(sinks.values()):
         return False
     grid = figure.subplots(1, 2, sharey=True)
+    floor = fmean(entry["floor"] for run in sinks["baseline"] for entry in run)
+    eps = next(run["sink"]["eps"] for run in runs.by_arm["baseline"] if measured(run.get("sink")))
     most = max(mass for arm in ARMS for run in sinks[arm] for layer in run for mass in layer["mass_per_head"])
     for axes, arm in zip(grid, ARMS, strict=True):
         steps = sinks[arm][0]
@@ -159,18 +167,16 @@ def sink(figure: Figure, runs: Runs) -> bool:
         if core:
             axes.axvspan(core[0] + 0.5, core[-1] + 1.5, color="#000000", alpha=0.05, linewidth=0)
             axes.text(core[0] + 0.55, most * 1.09, "core", va="top", fontsize=8, color=GREY)
-        floor = fmean(entry["floor"] for run in sinks[arm] for entry in run)
-        lined(axes, floor, f"uniform attention {floor:.3f}")
-        eps = next(run["sink"]["eps"] for run in runs.by_arm[arm] if measured(run.get("sink")))
+        lined(axes, floor)
         if most > eps / 2:
-            lined(axes, eps, f"a head above {eps:g} is a sink", "--")
+            lined(axes, eps, line="--")
         framed(axes, "attention mass on the document's start" if arm == "baseline" else "", "layer")
         layers_on_x(axes, 1 + max(entry["layer"] for entry in steps))
     grid[0].set_ylim(0, most * 1.1)
     keyed(figure, *grid)
-    noted(
-        figure, "Dots: every head of every seed. Markers: means over heads and seeds, bars from lowest to highest seed."
-    )
+    words = "Dots: every head of every seed. Markers: means over heads and seeds, bars from lowest to highest seed.\n"
+    words += f"Dotted: uniform attention, {floor:.3f}."
+    noted(figure, words + (f" Dashed: a head above {eps:g} is a sink." if most > eps / 2 else ""))
     return True
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,9 @@ def caption(result: dict[str, Any], seeds: int) -> str:
 def saved(figure: Figure, path: Path) -> Path:
     """The picture as PNG, whole or not at all."""
     data = io.BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a domain may be named in any script, the font has a few
+        figure.savefig(data, format="png", metadata={"Software": None})
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -167,13 +167,11 @@ def keyed(figure: Figure, *several: Axes) -> None:
     figure.suptitle(f"{figure.get_suptitle()}\n", x=0.01, ha="left", fontsize=TITLE)  # a line's room for it
 
 
-def lined(axes: Axes, y: float, words: str, line: str = ":") -> None:
-    """A level to compare with, named where it ends."""
+def lined(axes: Axes, y: float, words: str = "", line: str = ":") -> None:
+    """A level to compare with, named short of where the end points stand."""
     axes.axhline(y, color=GREY, linewidth=0.8, linestyle=line)
-    axes.annotate(
-        words, (1, y), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", fontsize=7,
-        color=GREY,
-    )  # fmt: skip
+    above = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+    axes.annotate(words, (0.93, y), (0, 2), fontsize=7, color=GREY, **above)
 
 
 def noted(figure: Figure, words: str) -> None:

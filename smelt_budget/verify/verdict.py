@@ -201,7 +201,7 @@ def summary(runs: list[Run]) -> dict[str, Any]:
     columns |= {name: [run.get(name) for run in finished] for name in MEASURED}
     found: dict[str, Any] = {"seeds": [run["seed"] for run in finished]}
     for name, values in columns.items():
-        known = [value for value in values if value is not None]
+        known = [value for value in values if value is not None and math.isfinite(value)]
         complete = known and len(known) == len(values)
         whole = Interval.over(known) if complete else None
         found[name] = whole and {"mean": whole.mean, "sd": whole.sd, "min": min(known), "max": max(known)}
@@ -209,10 +209,9 @@ def summary(runs: list[Run]) -> dict[str, Any]:
 
 
 def health(runs: list[Run]) -> dict[str, Any]:
-    """The worst load of any seed, layer and visit, and the overlap of visits beside chance; `None` without experts."""
+    """The worst load of any seed, layer and visit, and overlap of visits beside chance; `None` without experts."""
     load = [entry for run in runs for entry in (run.get("routing") or {}).get("load", [])]
     overlap = [entry for run in runs for entry in (run.get("routing") or {}).get("overlap", [])]
-    norms = [run["gradient_norm_max"] for run in runs if run.get("gradient_norm_max") is not None]
     worst = min(load, key=lambda entry: entry["entropy"], default=None)
     return {
         "entropy_min": worst and worst["entropy"],
@@ -223,7 +222,6 @@ def health(runs: list[Run]) -> dict[str, Any]:
         "load_tokens": min((entry["tokens"] for entry in load), default=None),
         "overlap": fmean(entry["overlap"] for entry in overlap) if overlap else None,
         "overlap_by_chance": fmean(entry["chance_given_load"] for entry in overlap) if overlap else None,
-        "gradient_norm_max": max(norms, default=None),
     }
 
 
