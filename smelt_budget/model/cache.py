@@ -52,6 +52,8 @@ class Cache:
         """Position [B, 1] of the next token in each row; rows padded differently stand at different ones."""
         self.plain = True
         """No padding and no second document so far: a token sees everything kept."""
+        self.documents = False
+        """Whether documents were told apart."""
         self.slots: dict[int, Slot] = {}
         self.places: dict[Window | None, Slot] = {}
 
@@ -63,15 +65,19 @@ class Cache:
         """Positions a layer keeps."""
         return self.length if window is None else min(self.length, window.size)
 
-    def grow(self, place: Tensor, plain: bool) -> None:
-        """Make room for tokens at `place` [B, 1, T, 2].
+    def grow(self, place: Tensor, documents: bool, padding: bool) -> None:
+        """Make room for tokens at `place` [B, 1, T, 2], and note whether documents and padding were given with them.
 
         Raises:
-            BadInput: the sequence would be longer than the cache.
+            BadInput: the sequence would be longer than the cache, or nothing says which document goes on.
         """
-        self.seen, self.plain = self.seen + place.shape[2], self.plain and plain
-        if self.seen > self.length:
-            raise BadInput(f"{self.seen} tokens do not fit into a cache of {self.length} positions")
+        seen = self.seen + place.shape[2]
+        if seen > self.length:
+            raise BadInput(f"{seen} tokens do not fit into a cache of {self.length} positions")
+        if self.documents and not documents:
+            raise BadInput("the cache holds documents: give document_BT, to say which of them the new tokens belong to")
+        self.seen, self.documents = seen, documents
+        self.plain = self.plain and not documents and not padding
         self.position = place[:, 0, :, 0].max(-1, keepdim=True).values + 1
 
     def seen_from(self, new: Tensor, window: Window | None) -> Tensor:

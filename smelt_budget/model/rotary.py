@@ -28,9 +28,8 @@ class Angles(NamedTuple):
 
 def rotary_size(spec: ModelSpec) -> int:
     """D, how many elements of a head rotate."""
-    if spec.kv_lora_rank is not None:
-        return spec.qk_rope_head_dim or 0
-    return int((spec.head_dim or 0) * spec.partial_rotary_factor)
+    size = spec.head_dim if spec.kv_lora_rank is None else spec.qk_rope_head_dim
+    return int((size or 0) * spec.partial_rotary_factor)
 
 
 def angles(spec: ModelSpec, position_BT: Tensor) -> Angles:

@@ -12,6 +12,7 @@ N tokens, E experts, K top-k, H hidden. Ledger row: router.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -47,7 +48,15 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(m.experts, spec.hidden_size))
         self.bias = nn.Parameter(torch.zeros(m.experts)) if m.router_bias else None
         self.e_score_correction_bias: Tensor
-        self.register_buffer("e_score_correction_bias", torch.zeros(m.experts))
+        self.register_buffer("e_score_correction_bias", torch.zeros(m.experts, dtype=torch.float32))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        """The correction stays in fp32 whatever the model is cast to: in bf16 a step of 0.001 is lost beside 1."""
+        correction = self.e_score_correction_bias
+        super()._apply(fn, recurse)
+        if self.e_score_correction_bias.dtype != correction.dtype:
+            self.e_score_correction_bias = correction.to(self.e_score_correction_bias.device)
+        return self
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Routed]:
         """-> weights [N, K] in fp32, and what was decided."""
@@ -59,7 +68,7 @@ class Router(nn.Module):
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
         shares = score if self.scoring == "softmax" else score / (score.sum(-1, keepdim=True) + 1e-20)
         ones = torch.ones(1, device=x_NH.device).expand(chosen.numel())
-        count = torch.zeros_like(logits[0]).scatter_add(0, chosen.flatten(), ones)
+        count = logits.new_zeros(logits.shape[1]).scatter_add(0, chosen.flatten(), ones)
         z = logits.logsumexp(-1).square().mean()
         return weight * self.factor, Routed(count.detach(), shares.mean(0), z, chosen)
 
@@ -78,6 +87,7 @@ class Router(nn.Module):
 
 def in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear map in fp32, also under autocast."""
+    bias = None if bias is None else bias.float()
     if x.device.type == "meta":  # autocast knows no meta device
         return F.linear(x.float(), weight.float(), bias)
     with torch.autocast(x.device.type, enabled=False):

@@ -18,13 +18,14 @@ PADDING, EMPTY = -1, -2
 def places(new_BT: Tensor, start: Tensor | int, document_BT: Tensor | None, padding_BT: Tensor | None) -> Tensor:
     """[B or 1, 1, T, 2]: position and document of new tokens, of which `start` (a number, or [B, 1]) came before.
 
-    `padding_BT` is true where there is no token; positions count real tokens only. `new_BT` gives the shape.
+    `padding_BT` is true where there is no token; positions count real tokens only, so padding before all of them is
+    at -1. `new_BT` gives the shape.
     Without documents, padding or a `start` by row every row is alike, and there is one.
     """
     position = torch.arange(new_BT.shape[1], device=new_BT.device)[None] + start
     document = torch.zeros_like(position) if document_BT is None else document_BT.long()
     if padding_BT is not None:
-        position = ((~padding_BT).long().cumsum(-1) - 1 + start).clamp(min=0)
+        position = (~padding_BT).long().cumsum(-1) - 1 + start
         document = document.expand(padding_BT.shape).masked_fill(padding_BT, PADDING)
     return torch.stack(torch.broadcast_tensors(position, document), -1)[:, None]
 

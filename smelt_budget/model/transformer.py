@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -86,14 +85,20 @@ class Transformer(nn.Module):
     ) -> Output:
         """Ids to logits, or with targets to one loss per token.
 
-        Tokens see their own document only; `padding_BT` is true where a row holds no token. `watch(step, q, k,
+        Tokens see their own document only; `padding_BT` is true where a row holds no token, with a cache on the left
+        only. Blocks of chunked attention begin where the row does, not where documents do. `watch(step, q, k,
         scale, mask, sinks)` is called in every executed layer just before queries meet keys.
+
+        Raises:
+            BadInput: there are no tokens, or the cache cannot take them.
         """
+        if ids_BT.numel() == 0:
+            raise BadInput(f"there are no tokens: the ids are {list(ids_BT.shape)}")
         place = places(ids_BT, 0 if cache is None else cache.position, document_BT, padding_BT)
         plain = document_BT is None and padding_BT is None
         if cache is not None:
             place = place.expand(ids_BT.shape[0], -1, -1, -1)
-            cache.grow(place, plain)
+            cache.grow(place, document_BT is not None, padding_BT is not None)
             plain = cache.plain
         masks = {window: self.mask(place, window, cache, plain) for window in self.windows}
         turn = angles(self.spec, place[:, 0, :, 0])
@@ -155,3 +160,5 @@ def check_buildable(spec: ModelSpec) -> None:
             f"this model can be counted but not built: {size} elements of each head rotate, and rotation takes pairs",
             "fix: an even head_dim (or qk_rope_head_dim) times partial_rotary_factor",
         )
+    if spec.lm_head_bias and spec.logits_scaling != 1:  # the division is made before the head, on H instead of V
+        raise BadInput("this model can be counted but not built: logits_scaling together with lm_head_bias")
