@@ -64,17 +64,19 @@ def generate(
     model.eval()
     said, done = [], torch.zeros(B, dtype=torch.bool, device=ids_BT.device)
     new, padding = ids_BT, padding_BT
-    for _ in range(new_tokens):
-        logits = model(new, padding_BT=padding, cache=cache, logits_to_keep=1).logits
-        token = drawn(logits[:, -1].float(), sampling, draws)
-        if stop is not None:
-            token = token.masked_fill(done, stop)
-            done |= token == stop
-        said.append(token)
-        if stop is not None and bool(done.all()):
-            break
-        new, padding = token[:, None], None
-    model.train(training)
+    try:
+        for _ in range(new_tokens):
+            logits = model(new, padding_BT=padding, cache=cache, logits_to_keep=1).logits
+            token = drawn(logits[:, -1].float(), sampling, draws)
+            if stop is not None:
+                token = token.masked_fill(done, stop)
+                done |= token == stop
+            said.append(token)
+            if stop is not None and bool(done.all()):
+                break
+            new, padding = token[:, None], None
+    finally:
+        model.train(training)
     return torch.stack(said, 1) if said else ids_BT[:, :0]
 
 
