@@ -25,6 +25,8 @@ SHARD_BYTES = 5 * 10**9
 """Size at which Hugging Face's files are split too."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 CORRECTION = "e_score_correction_bias"
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Safetensors' names of what can be copied as it is; of quantised weights the scales would be lost."""
 MOST_SHOWN = 5
 
 
@@ -67,6 +69,7 @@ def save(model: Transformer, folder: Path, tensors: dict[str, Tensor] | None = N
     meta = {"format": "pt"}
     if len(shards) == 1:
         save_file(shards[0], folder / SINGLE, meta)
+        (folder / INDEX).unlink(missing_ok=True)  # of an earlier checkpoint; load would follow it
         return
     files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     for file, shard in zip(files, shards, strict=True):
@@ -76,6 +79,7 @@ def save(model: Transformer, folder: Path, tensors: dict[str, Tensor] | None = N
         "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    (folder / SINGLE).unlink(missing_ok=True)  # of an earlier checkpoint; transformers would prefer it
 
 
 @torch.no_grad()
@@ -83,7 +87,8 @@ def load(model: Transformer, folder: Path) -> Transformer:
     """Read the weights in `folder` into the model; its dtype and device stay.
 
     Raises:
-        BadInput: a file is missing or broken, a name is missing or unknown, or a shape differs; nothing was loaded.
+        BadInput: a file is missing or broken, a name is missing, unknown or there twice, a shape differs, or the
+            numbers are quantised; nothing was loaded.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -91,22 +96,26 @@ def load(model: Transformer, folder: Path) -> Transformer:
     try:
         opened = [safe_open(file, "pt") for file in weight_files(folder)]
         found = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in found.items()}
+        slices = {name: file.get_slice(name) for name, file in found.items()}
+        twice = sum(len(file.keys()) for file in opened) - len(found)
     except (SafetensorError, OSError) as error:
         raise BadInput(f"the weights in {folder} cannot be read: {error}") from None
     missing = [name for name in wanted if name not in found and not name.endswith(CORRECTION)]
     unknown = [name for name in found if name not in wanted]
     shaped = [
-        f"{name} is {list(shapes[name])}, the model's is {list(x.shape)}"
+        f"{name} is {slices[name].get_shape()}, the model's is {list(x.shape)}"
         for name, x in wanted.items()
-        if name in found and shapes[name] != tuple(x.shape)
+        if name in found and slices[name].get_shape() != list(x.shape)
     ]
-    if missing or unknown or shaped:
+    coded = [f"{name} is {kind}" for name, x in slices.items() if (kind := x.get_dtype()) not in FLOATS]
+    if missing or unknown or shaped or coded or twice:
         raise BadInput(
             f"the weights in {folder} are not this model's",
             *named("missing", missing),
             *named("unknown", unknown),
             *named("shape", shaped),
+            *named("not plain floats", coded),
+            *([f"{twice} names stand in two files"] if twice else []),
         )
     for name, x in wanted.items():
         x.copy_(found[name].get_tensor(name)) if name in found else x.zero_()
@@ -122,7 +131,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise BadInput(f"{index} is not an index of safetensors files") from None
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise BadInput(f"{index} names files outside its folder")
