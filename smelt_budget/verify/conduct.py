@@ -2,11 +2,15 @@
 
 Side by side on two cores, two single-thread processes do 1.28 times the work of one with two threads, and give the
 same bits every time (docs/log.md). Under torchrun every rank works on both arms, one after the other.
+
+Whoever starts the processes may be killed: each notices and stops after its step, and until then holds the folder's
+lock, which a resumed run waits for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -26,6 +30,7 @@ from smelt_budget.verify.train import Interrupted
 from smelt_budget.verify.worker import INTERRUPTED, Signals
 
 Told = Callable[[dict[str, Any]], None]
+Events = queue.SimpleQueue[dict[str, Any]]
 
 
 def crews(device: str, cores: int) -> list[tuple[tuple[str, ...], int]]:
@@ -42,19 +47,21 @@ def conduct(folder: Path, asked: Asked, told: Told) -> None:
         Interrupted: stopped by a signal; everything done is on disk.
         SmeltError: what a worker could not go on with; the other one was stopped after its step.
     """
-    events: queue.Queue[dict[str, Any]] = queue.Queue()
-    workers = [start(folder, arms, threads, events) for arms, threads in crews(asked.device, usable_cores())]
+    events: Events = queue.SimpleQueue()  # the only queue that a signal handler may put into
     errors = list[dict[str, Any]]()
-    with stopping(workers) as signals:
+    workers = list[Any]()
+    with alone(folder, told) as lock, stopping(workers, events) as signals:
+        for arms, threads in crews(asked.device, usable_cores()):
+            workers.append(start(folder, arms, threads, events, lock))
         running = len(workers)
         while running:
             event = events.get()
             if event["event"] == "gone":
                 running -= 1
                 code = event["worker"].wait()
-                if code not in (0, INTERRUPTED):
-                    if not errors:
-                        errors.append({"message": crashed(folder, event, code), "exit_code": 1})
+                if code not in (0, INTERRUPTED) and not errors:
+                    errors.append({"message": crashed(folder, event, code), "exit_code": 1})
+                if code != 0:
                     stop(workers)
             elif event["event"] == "error":
                 errors.append(event)
@@ -69,13 +76,29 @@ def conduct(folder: Path, asked: Asked, told: Told) -> None:
 
 
 @contextlib.contextmanager
-def stopping(workers: list[Any]) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are passed on to the workers; the list holds those that came."""
+def alone(folder: Path, told: Told) -> Iterator[int]:
+    """The only one at work in the folder; yields a file that the workers keep open, for its lock is theirs too."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told({"event": "note", "words": f"another process is at work in {folder}; waiting until it has stopped"})
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+@contextlib.contextmanager
+def stopping(workers: list[Any], events: Events) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are passed on to the workers, a second one ends them; the list holds those that came."""
     came: list[int] = []
 
     def pass_on(number: int, _: Any) -> None:
         came.append(number)
-        stop(workers)
+        if len(came) == 1:
+            events.put({"event": "note", "words": "stopping after the step at hand; Ctrl-C again quits at once"})
+            stop(workers)
+        else:
+            stop(workers, signal.SIGKILL)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -91,7 +114,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def start(folder: Path, arms: tuple[str, ...], threads: int, events: queue.Queue[dict[str, Any]]) -> Any:
+def start(folder: Path, arms: tuple[str, ...], threads: int, events: Events, lock: int) -> Any:
     """A worker, and a thread that listens to it."""
     environment = {
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads starve the other worker (pytorch issue 80777)
@@ -99,28 +122,28 @@ def start(folder: Path, arms: tuple[str, ...], threads: int, events: queue.Queue
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "smelt_budget.verify.worker", str(folder), str(threads), *arms]
+    command = [sys.executable, "-m", "smelt_budget.verify.worker", str(folder), str(threads), str(os.getpid()), *arms]
     log = (folder / f"{'-'.join(arms)}.log").open("w", encoding="utf-8")
-    worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, pass_fds=[lock])
     log.close()
     assert worker.stdout is not None
     threading.Thread(target=listen, args=(worker, worker.stdout, arms, events), daemon=True).start()
     return worker
 
 
-def listen(worker: Any, lines: IO[str], arms: tuple[str, ...], events: queue.Queue[dict[str, Any]]) -> None:
+def listen(worker: Any, lines: IO[str], arms: tuple[str, ...], events: Events) -> None:
     """Put every event on the queue, and say when the worker is gone."""
     for line in lines:
-        if line.startswith("{"):
+        if line.startswith("{") and line.endswith("}\n"):  # a worker that is killed leaves half a line
             events.put(json.loads(line))
     events.put({"event": "gone", "worker": worker, "arms": arms})
 
 
-def stop(workers: list[Any]) -> None:
+def stop(workers: list[Any], how: signal.Signals = signal.SIGTERM) -> None:
     """Ask each to stop after its step."""
     for worker in workers:
         if worker.poll() is None:
-            worker.send_signal(signal.SIGTERM)
+            worker.send_signal(how)
 
 
 def crashed(folder: Path, event: dict[str, Any], code: int) -> str:

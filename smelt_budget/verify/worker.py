@@ -1,4 +1,4 @@
-"""A process that trains: `python -m smelt_budget.verify.worker FOLDER ARM...`, one JSON event a line on stdout.
+"""A process that trains: `-m smelt_budget.verify.worker FOLDER THREADS PARENT ARM...`, a JSON event a line on stdout.
 
 It stops after the step at hand on SIGINT and SIGTERM, and when the process that started it is gone; what it did is
 on disk then. Exit codes are those of the program.
@@ -28,9 +28,10 @@ INTERRUPTED = 130
 class Signals:
     """Whether somebody wants the work to stop; a second SIGINT ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: int | None = None) -> None:
+        """`parent` started this process; it may be gone before the process has come so far."""
         self.asked = False
-        self.parent = os.getppid()
+        self.parent = os.getppid() if parent is None else parent
 
     def listen(self) -> Signals:
         """From now on."""
@@ -45,6 +46,7 @@ class Signals:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def __call__(self) -> bool:
+        """Asked by somebody, or because nobody is left to ask."""
         return self.asked or os.getppid() != self.parent
 
 
@@ -70,8 +72,14 @@ def work(folder: Path, arms: list[str], stopping: Callable[[], bool], threads: i
     except SmeltError as error:
         told({"event": "error", "message": str(error), "exit_code": error.exit_code})
         return error.exit_code
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        message = f"{' and '.join(arms)}: cannot read or write{where}: {error.strerror or error}"
+        told({"event": "error", "message": f"{message}\n  fix: make it possible, then --resume", "exit_code": 1})
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(work(Path(sys.argv[1]), sys.argv[3:], Signals().listen(), int(sys.argv[2])))
+    given, threads, started_by, *named = sys.argv[1:]
+    raise SystemExit(work(Path(given), named, Signals(int(started_by)).listen(), int(threads)))
