@@ -62,9 +62,14 @@ class Recipe(Frozen):
         """Where an arm's choice of rates is centred."""
         return RATE_TIMES_WIDTH / spec.hidden_size
 
+    @property
+    def warmup_steps(self) -> int:
+        """`warmup`, at most a quarter of a short run."""
+        return min(self.warmup, self.steps // 4)
+
     def share(self, step: int) -> float:
         """The schedule: what of the peak rate applies at a step, counted from 0."""
-        warmup = min(self.warmup, max(0, self.steps // 4))
+        warmup = self.warmup_steps
         decay = round(self.steps * self.decay_share)
         if step < warmup:
             return (step + 1) / warmup

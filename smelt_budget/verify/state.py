@@ -7,16 +7,21 @@ and `state.json` names the one that is whole: it is replaced atomically once all
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.model import Transformer
@@ -34,9 +39,7 @@ def tensors_of(model: Transformer, optimiser: torch.optim.Optimizer) -> dict[str
     return kept
 
 
-def save(
-    folder: Path, step: int, about: dict[str, Any], model: Transformer, optimiser: Any, place: Place
-) -> None:
+def save(folder: Path, step: int, about: dict[str, Any], model: Transformer, optimiser: Any, place: Place) -> None:
     """Keep the state after `step` steps, with plain data `about` beside it."""
     name = f"state-{step}"
     try:
@@ -45,8 +48,8 @@ def save(
             (folder / name).mkdir(parents=True)
         place.wait()
         with quiet():
-            writer = dcp.HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
-            dcp.save(tensors_of(model, optimiser), storage_writer=writer, no_dist=place.world == 1)
+            writer = HuggingFaceStorageWriter(str(folder / name), save_distributed=True)
+            save_shards(tensors_of(model, optimiser), storage_writer=writer, no_dist=place.world == 1)
         place.wait()
         if place.leads:
             for file in (folder / name).iterdir():
@@ -55,7 +58,7 @@ def save(
             for old in folder.glob("state-*"):
                 if old.name != name:
                     shutil.rmtree(old)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, CheckpointException) as error:
         raise not_written(folder, error) from error
 
 
@@ -67,22 +70,27 @@ def restore(folder: Path, model: Transformer, optimiser: Any, place: Place) -> d
     """
     try:
         about = json.loads((folder / POINTER).read_text(encoding="utf-8"))
+        int(about["step"]), str(about["folder"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder / POINTER} cannot be read: {error}", f"fix: rm -r {folder}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{folder / POINTER} cannot be read: {error!r:.200}", again(folder)) from None
     started(model, optimiser)
     kept = tensors_of(model, optimiser)
     try:
         with quiet():
-            reader = dcp.HuggingFaceStorageReader(str(folder / about["folder"]))
-            dcp.load(kept, storage_reader=reader, no_dist=place.world == 1)
-    except Exception as error:  # whatever a damaged file makes of the reader
+            reader = HuggingFaceStorageReader(str(folder / about["folder"]))
+            load_shards(kept, storage_reader=reader, no_dist=place.world == 1)
+    except (Exception, CheckpointException) as error:  # whatever a damaged file makes of the reader
         raise BadInput(
-            f"the checkpoint {folder / str(about.get('folder'))} cannot be read: {str(error).splitlines()[0]}",
-            f"fix: rm -r {folder}, which starts this run again",
+            f"the checkpoint {folder / about['folder']} cannot be read: {reason(error)}", again(folder)
         ) from None
     return about
+
+
+def again(folder: Path) -> str:
+    """What helps when a file of a run is damaged."""
+    return f"fix: rm -r {folder}, which starts this run again"
 
 
 def started(model: Transformer, optimiser: Any) -> None:
@@ -124,19 +132,25 @@ def flushed(path: Path) -> None:
         os.close(handle)
 
 
-def not_written(folder: Path, error: Exception) -> SmeltError:
+def not_written(folder: Path, error: BaseException) -> SmeltError:
     """Disk full, a folder gone: what was kept before is still there."""
-    why = getattr(error, "strerror", None) or str(error).splitlines()[0]
     return SmeltError(
-        f"cannot write a checkpoint into {folder}: {why}", "the checkpoint before it is kept", "fix: make room, --resume"
+        f"cannot write into {folder}: {reason(error)}",
+        "the checkpoint before it is kept",
+        "fix: make room, then --resume",
     )
 
 
-class quiet(warnings.catch_warnings):  # noqa: N801
-    """dcp warns that it is not distributed, which is known."""
+def reason(error: BaseException) -> str:
+    """One line of it; torch's checkpointing wraps the error of each rank, and is no `Exception` itself."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
 
-    def __enter__(self) -> Any:
-        """Silence it."""
-        entered = super().__enter__()
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Checkpointing warns that it is not distributed, which is known."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return entered
+        yield

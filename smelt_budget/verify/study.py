@@ -1,9 +1,9 @@
 """One arm from its choice of rate to its last seed; what is done already is not done again.
 
-    rate-<factor>   each factor x 0.75/hidden in half the steps, on a seed of its own; while the best is at the edge of
-                    what was tried, one more beyond it (a comparison at one shared rate says nothing: its sign turns
-                    with the rate, docs/log.md)
-    seed-<n>        the comparison: same seeds, rows and recipe as the other arm, at the rate this one chose
+rate-<factor>   each factor x 0.75/hidden in half the steps, on a seed of its own; while the best is at the edge of
+                what was tried, one more beyond it (a comparison at one shared rate says nothing: its sign turns
+                with the rate, docs/log.md)
+seed-<n>        the comparison: same seeds, rows and recipe as the other arm, at the rate this one chose
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.model import save
@@ -67,7 +68,8 @@ class Study:
                     losses[factor] = self.tried(factor, first * factor, told, stopping)
             best = min(factors, key=lambda f: math.inf if losses[f] is None else losses[f])  # pyright: ignore[reportArgumentType, reportCallIssue]
             if losses[best] is None:
-                raise SmeltError(f"{self.arm}: every rate diverged", "fix: smaller --rate-factors")
+                why = [(read_result(self.folder / rate_name(f)) or {})["diverged"].splitlines()[0] for f in factors]
+                raise SmeltError(f"{self.arm}: every rate diverged", *why, "fix: another --out, smaller --rate-factors")
             edge = best in (factors[0], factors[-1])
             if not edge or beyond == MOST_BEYOND:
                 break
@@ -87,15 +89,15 @@ class Study:
 
     def tried(self, factor: float, rate: float, told: Told, stopping: Callable[[], bool]) -> float | None:
         """Held-out nats per token after the short run; `None` where it diverged."""
-        name = f"rate-{factor:g}"
+        name = rate_name(factor)
         job = Job(self.arm, name, self.spec, RATE_SEED, rate, self.folder / name)
         recipe = self.asked.recipe.shorter()
         try:
             result = self.one(job, recipe, lambda trainer: {"held_out": self.loss(trainer)}, told, stopping)
         except Diverged as error:
-            result = {"diverged": str(error)}
-            self.finished(job, result, told)
-        return result["held_out"]["nats_per_token"] if "held_out" in result else None
+            self.finished(job, {"diverged": str(error)}, told)
+            return None
+        return None if "diverged" in result else result["held_out"]["nats_per_token"]
 
     def one(
         self,
@@ -116,6 +118,8 @@ class Study:
         trainer.train(told, stopping)
         told({"event": "look", "arm": job.arm, "run": job.name})
         result = {"seed": job.seed, "rate": job.rate, **trainer.summary(), **look(trainer)}
+        if not math.isfinite(result["held_out"]["nats_per_token"]):
+            raise trainer.diverged(trainer.done, "its held-out loss is no number")
         self.finished(job, result, told)
         return result
 
@@ -125,7 +129,8 @@ class Study:
             state.replaced(job.folder / "result.json", json.dumps(result))
             state.forget(job.folder)
         self.place.wait()
-        told({"event": "end", "arm": job.arm, "run": job.name, "loss": result.get("held_out", {}).get("nats_per_token")})
+        loss = result.get("held_out", {}).get("nats_per_token")
+        told({"event": "end", "arm": job.arm, "run": job.name, "loss": loss})
 
     def loss(self, trainer: Trainer) -> dict[str, Any]:
         """The held-out loss alone."""
@@ -151,8 +156,10 @@ class Study:
         except BadInput as error:  # documents too short to fill a row: no sink to measure, and that is said
             seen["sink"] = {"layers": [], "why": str(error).splitlines()[0]}
         try:
-            alphabet = BYTES if split.token_bytes is None or split.vocab_size == 257 else frequent(
-                self.held_out.whole.ids, split.bos_id
+            alphabet = (
+                BYTES
+                if split.token_bytes is None or split.vocab_size == 257
+                else frequent(self.held_out.whole.ids, split.bos_id)
             )
             seen["recall"] = recall(model, alphabet, split.bos_id, self.batch, cast, rows=RECALL_ROWS)
         except BadInput as error:
@@ -166,18 +173,29 @@ class Study:
         tensors = {**dict(trainer.model.named_parameters()), **dict(trainer.model.named_buffers())}
         tensors = {name: whole(x) for name, x in tensors.items()}
         if self.place.leads:
-            save(trainer.model, trainer.job.folder, tensors)
+            try:
+                save(trainer.model, trainer.job.folder, tensors)
+            except (OSError, SafetensorError) as error:
+                raise state.not_written(trainer.job.folder, error) from error
             state.replaced(trainer.job.folder / "spec.json", json.dumps(self.spec.compact(), indent=1))
+
+
+def rate_name(factor: float) -> str:
+    """The run that tries a factor."""
+    return f"rate-{factor:g}"
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
     """What a finished run came to."""
     try:
-        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        if not {"held_out", "diverged"} & result.keys():
+            raise ValueError("it holds no result")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{folder / 'result.json'} cannot be read: {error}", f"fix: rm -r {folder}") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadInput(f"{folder / 'result.json'} cannot be read: {error}", state.again(folder)) from None
+    return result
 
 
 __all__ = ["Interrupted", "Study", "read_result"]
