@@ -89,6 +89,6 @@ def pins(keep: list[str]) -> dict[str, int]:
 def factors(text: str) -> tuple[float, ...]:
     """Positive numbers between commas, each once."""
     numbers = [fraction(part) for part in text.split(",")]
-    if any(number <= 0 for number in numbers) or len(set(numbers)) != len(numbers):
+    if any(number <= 0 for number in numbers) or len({f"{float(n):g}" for n in numbers}) != len(numbers):
         raise BadInput(f"--rate-factors {text!r:.60} is not a list of different positive numbers", "fix: 0.5,1,2")
     return tuple(float(number) for number in numbers)

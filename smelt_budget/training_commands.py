@@ -47,13 +47,15 @@ def verify(
     active_params: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Active parameters of the proxy, instead of --size's.")
     ] = None,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Optimiser steps of a run.")] = 160,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Pairs of runs; the interval is over these.")] = 3,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences of a step.")] = 8,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, max=10**9, help="Optimiser steps of a run.")] = 160,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Pairs of runs; the interval is over these.")
+    ] = 3,
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, max=2**20, help="Sequences of a step.")] = 8,
     accumulate: Annotated[
         int, typer.Option(metavar="N", min=1, help="Micro-batches a step is cut into; its tokens stay.")
     ] = 1,
-    context: Annotated[int, typer.Option(metavar="N", min=8, help="Tokens of a training sequence.")] = 256,
+    context: Annotated[int, typer.Option(metavar="N", min=8, max=2**20, help="Tokens of a training sequence.")] = 256,
     rate_factors: Annotated[
         str, typer.Option(metavar="LIST", help="Multiples of 0.75 / hidden_size each arm tries; one is taken untried.")
     ] = "0.5,1,2",
@@ -115,9 +117,7 @@ def verify(
         vocab_size=vocab_size,
         bos_id=bos_id,
     )
-    options = Options(
-        out, recipe, text, size, active_params, device, dtype, compile_layers, checkpointing, resume
-    )
+    options = Options(out, recipe, text, size, active_params, device, dtype, compile_layers, checkpointing, resume)
     if not counts_only:
         check_started(options)
     for note in solved.notes:
@@ -148,9 +148,10 @@ def check_started(options: Any) -> None:
 def trained(solved: Any, options: Any, result: dict[str, Any]) -> dict[str, Any]:
     """Train both arms, alone or as one rank of several; the first rank concludes."""
     from smelt_budget.report.training import Training
+    from smelt_budget.verify.asked import FILE
     from smelt_budget.verify.place import device_asked, group
     from smelt_budget.verify.train import Interrupted
-    from smelt_budget.verify.verify import ARMS, concluded, restarted, ready, train
+    from smelt_budget.verify.verify import ARMS, concluded, ready, restarted, train
 
     try:
         with group(device_asked(options.device)) as ranks:
@@ -160,9 +161,11 @@ def trained(solved: Any, options: Any, result: dict[str, Any]) -> dict[str, Any]
                 arm_steps += len(asked.recipe.factors) * asked.recipe.shorter().steps
             with Training(dict.fromkeys(ARMS, arm_steps)) as bars:
                 train(asked, options, bars.told, ranks)
-            return concluded(result, asked, small, options) if ranks[0] == 0 else result
-    except Interrupted:
-        typer.echo(f"stopped; everything is in {options.out}, and the same command with --resume goes on", err=True)
+            return result if small is None else concluded(result, asked, small, options)
+    except (Interrupted, KeyboardInterrupt):
+        begun = (options.out / FILE).is_file()
+        on = f"everything is in {options.out}, and the same command with --resume goes on"
+        typer.echo(f"stopped; {on if begun else 'nothing was trained yet'}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -241,6 +244,3 @@ def evaluate(
         print_json(result)
     else:
         show(evaluation_view(result))
-
-
-

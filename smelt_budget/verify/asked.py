@@ -17,6 +17,8 @@ from smelt_budget.verify.recipe import Recipe
 from smelt_budget.verify.state import replaced
 
 FILE = "request.json"
+CACHE = "data"
+"""Folder for the ids of large texts, inside the run's."""
 ARMS: tuple[Literal["baseline"], Literal["twin"]] = ("baseline", "twin")
 
 
@@ -57,6 +59,9 @@ class Asked(Frozen):
     text: Text = Text()
     fingerprint: str
     """Of the text; other text would be another comparison."""
+    size: Literal["tiny", "small", "full"] = "tiny"
+    """Which proxy was asked for; the specs are what came of it."""
+    active_parameters: int | None = None
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     compiled: bool = False
@@ -72,7 +77,7 @@ class Asked(Frozen):
         Raises:
             BadInput: it changed since the run began.
         """
-        split = self.text.load(folder / "data", advanced)
+        split = self.text.load(folder / CACHE, advanced)
         if split.fingerprint != self.fingerprint:
             raise BadInput(
                 f"the text is not the one {folder} began with: fingerprint {split.fingerprint[:12]}, "
@@ -101,7 +106,7 @@ def read_asked(folder: Path) -> Asked:
 
 
 def differences(before: Asked, now: Asked) -> list[str]:
-    """Every field that changed, with both values."""
+    """Every option and every field of the specs that changed, with both values."""
 
     def flat(data: Any, name: str = "") -> dict[str, Any]:
         if not isinstance(data, dict):
@@ -109,8 +114,25 @@ def differences(before: Asked, now: Asked) -> list[str]:
         return {key: value for part in data for key, value in flat(data[part], f"{name}.{part}").items()}
 
     old, new = flat(before.model_dump(mode="json")), flat(now.model_dump(mode="json"))
-    return [
-        f"{key.lstrip('.')}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    ]
+    changed = [key.lstrip(".") for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    return [f"{option(key)}: {old.get(f'.{key}')} -> {new.get(f'.{key}')}" for key in changed]
+
+
+def option(key: str) -> str:
+    """What the user calls a field: its option, where it has one."""
+    owner, _, name = key.rpartition(".")
+    if owner.startswith(ARMS):
+        return key
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+FLAGS = {
+    "factors": "--rate-factors",
+    "sources": "--data",
+    "active_parameters": "--active-params",
+    "precision": "--dtype",
+    "compiled": "--compile",
+    "checkpointing": "--activation-checkpointing",
+    "fingerprint": "fingerprint of the text",
+}
+"""Fields whose option has another name; every other one is `--` and its name."""

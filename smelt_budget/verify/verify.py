@@ -20,10 +20,10 @@ import torch
 
 import smelt_budget
 from smelt_budget.errors import BadInput, SmeltError
-from smelt_budget.solver import Gaps
 from smelt_budget.ledger import Ledger
+from smelt_budget.solver import Gaps
 from smelt_budget.verify import precision
-from smelt_budget.verify.asked import ARMS, FILE, Asked, Text, differences, read_asked
+from smelt_budget.verify.asked import ARMS, CACHE, FILE, Asked, Text, differences, read_asked
 from smelt_budget.verify.conduct import conduct, conduct_ranks, usable_cores
 from smelt_budget.verify.counts import Counts, count
 from smelt_budget.verify.data.yardsticks import yardsticks
@@ -35,6 +35,7 @@ from smelt_budget.verify.state import replaced
 from smelt_budget.verify.study import read_result
 from smelt_budget.verify.verdict import verdict
 
+MOST_SHOWN = 8  # differences between two runs
 Told = Callable[[dict[str, Any]], None]
 Result = dict[str, Any]
 
@@ -87,9 +88,21 @@ def begin(pair: Pair, options: Options, told: Told) -> tuple[Asked, Proxy]:
     """
     check_folder(options)
     device = device_asked(options.device)
+    given: dict[str, Any] = {
+        "recipe": options.recipe,
+        "text": options.text,
+        "size": options.size,
+        "active_parameters": options.active_parameters,
+        "device": device,
+        "compiled": options.compiled,
+        "checkpointing": options.checkpointing,
+    }
     before = read_asked(options.out) if options.resume else None
+    if before is not None:
+        dtype = {} if options.dtype == "auto" else {"precision": options.dtype}
+        check_same(options.out, before, before.model_copy(update=given | dtype))
     told({"event": "phase", "words": "reading the text"})
-    split = options.text.load(options.out / "data", lambda done, total: told({"event": "read", "done": done, "of": total}))
+    split = options.text.load(options.out / CACHE)
     told({"event": "phase", "words": "solving a proxy pair"})
     small = proxy(pair, options.size, options.active_parameters, split.vocab_size, options.recipe.context)
     check_vocabulary(small, split.vocab_size)
@@ -99,26 +112,20 @@ def begin(pair: Pair, options: Options, told: Told) -> tuple[Asked, Proxy]:
     else:
         kind, why = before.precision, "as begun"
     told({"event": "note", "words": f"precision: {kind} ({why})"})
-    asked = Asked(
-        baseline=small.baseline,
-        twin=small.twin,
-        recipe=options.recipe,
-        text=options.text,
-        fingerprint=split.fingerprint,
-        device=device,  # pyright: ignore[reportArgumentType]
-        precision=kind,
-        compiled=options.compiled,
-        checkpointing=options.checkpointing,
-    )
+    asked = Asked(baseline=small.baseline, twin=small.twin, fingerprint=split.fingerprint, precision=kind, **given)
     split.judged(options.recipe.context, options.recipe.held_out_rows)  # too little held-out text is said now
     check_enough(split.train.tokens, options.recipe)
-    if before is not None and before != asked:
-        raise BadInput(
-            f"{options.out} holds another run", *differences(before, asked)[:8], "fix: the same options, or another --out"
-        )
-    options.out.mkdir(parents=True, exist_ok=True)
+    if before is not None:
+        check_same(options.out, before, asked)
     asked.write(options.out)
     return asked, small
+
+
+def check_same(out: Path, before: Asked, now: Asked) -> None:
+    """A run goes on as it was begun."""
+    changed = differences(before, now)
+    if changed:
+        raise BadInput(f"{out} holds another run", *changed[:MOST_SHOWN], "fix: the same options, or another --out")
 
 
 def ready(pair: Pair, options: Options, told: Told, ranks: tuple[int, int]) -> tuple[Asked, Proxy | None]:
@@ -140,15 +147,28 @@ def restarted(options: Options) -> Options:
 
 
 def check_folder(options: Options) -> None:
-    """Nothing of the user's is written over."""
+    """Nothing of the user's is written over, and what will be written can be."""
     out = options.out
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"{out} is not a directory", "fix: another --out")
-    if options.resume or not out.exists() or not any(out.iterdir()):
-        return
-    if (out / FILE).is_file():
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        begun, held = (out / FILE).is_file(), [path for path in out.iterdir() if not ours(path)]
+    except (FileExistsError, NotADirectoryError):
+        raise BadInput(f"{out} is not a directory", "fix: another --out") from None
+    except OSError as error:
+        raise BadInput(f"cannot write into {out}: {error.strerror}", "fix: another --out") from None
+    if not os.access(out, os.W_OK):
+        raise BadInput(f"cannot write into {out}: no permission", "fix: another --out")
+    if options.resume and not begun:
+        raise BadInput(f"{out} holds no run of verify", "fix: leave out --resume")
+    if begun and not options.resume:
         raise BadInput(f"{out} holds a run already", "fix: --resume to go on with it, or another --out")
-    raise BadInput(f"{out} is not empty, and holds no run of verify", "fix: another --out")
+    if held and not begun:
+        raise BadInput(f"{out} is not empty, and holds no run of verify", "fix: another --out")
+
+
+def ours(path: Path) -> bool:
+    """What a run leaves that was stopped before it began: the ids of its text."""
+    return path.name == CACHE and path.is_dir() and all("tokens-" in place.name for place in path.iterdir())
 
 
 def check_vocabulary(small: Proxy, vocab_size: int) -> None:
@@ -166,7 +186,8 @@ def check_enough(tokens: int, recipe: Recipe) -> None:
     need = recipe.batch_size * recipe.context + 1
     if tokens < need:
         raise BadInput(
-            f"the text has {tokens:,} tokens to train on, one step needs {need:,}", "fix: more --data, or --batch-size 1"
+            f"the text has {tokens:,} tokens to train on, one step needs {need:,}",
+            "fix: more --data, or --batch-size 1",
         )
 
 
@@ -208,7 +229,7 @@ def concluded(result: Result, asked: Asked, small: Proxy, options: Options) -> R
     replaced(options.out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     replaced(options.out / "verify.json", json.dumps(result, indent=1))
     draw(result, rows, options.out / "plots")
-    shutil.rmtree(options.out / "data", ignore_errors=True)
+    shutil.rmtree(options.out / CACHE, ignore_errors=True)
     return result
 
 
@@ -229,7 +250,9 @@ def gathered(folder: Path) -> list[Result]:
 def machine(asked: Asked) -> Result:
     """Where it ran."""
     return {
-        "device": torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name()
+        if asked.device == "cuda"
+        else platform.processor() or platform.machine(),
         "cores": usable_cores(),
         "precision": asked.precision,
         "torch": torch.__version__,
