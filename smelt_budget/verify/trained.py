@@ -13,11 +13,12 @@ import torch
 from smelt_budget.errors import BadInput
 from smelt_budget.model import Sampling, Transformer, generate, load
 from smelt_budget.spec.model import checked
-from smelt_budget.verify.asked import Asked, read_asked
+from smelt_budget.verify.asked import CACHE, Asked, read_asked
 from smelt_budget.verify.data import HeldOut, Split
 from smelt_budget.verify.data.documents import FIELDS, Documents
-from smelt_budget.verify.data.tokenise import Tokeniser, chosen
+from smelt_budget.verify.data.tokenise import Bytes, Subwords, Tokeniser
 from smelt_budget.verify.evaluate import evaluate
+from smelt_budget.verify.state import again
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class Trained:
                 f"{run} holds no trained {arm} of seed {seed}",
                 f"fix: --run-seed {done[0].removeprefix('seed-')}" if done else "fix: verify --resume, to its end",
             )
-        spec = checked(json.loads((folder / "spec.json").read_text(encoding="utf-8")), str(folder / "spec.json"))
+        try:
+            written = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{folder / 'spec.json'} cannot be read: {error}", again(folder)) from None
+        spec = checked(written, str(folder / "spec.json"))
         return cls(load(Transformer(spec), folder).eval(), asked, f"{arm}, seed {seed}")
 
     @property
@@ -56,7 +61,7 @@ class Trained:
         text = self.asked.text
         if text.tokenizer is None and text.vocab_size is not None:
             raise BadInput(f"{self.name} was trained on ids without a tokenizer: there is no text to continue")
-        return chosen(None if text.tokenizer is None else Path(text.tokenizer), text.bos_id)
+        return Bytes() if text.tokenizer is None else Subwords(Path(text.tokenizer), text.bos_id)
 
     def generate(self, prompts: list[str], tokens: int, sampling: Sampling, seed: int) -> list[dict[str, str]]:
         """Each prompt, begun as a document, and its continuation up to the next document."""
@@ -99,7 +104,7 @@ def evaluated(
     asked = next(iter(models.values())).asked
     own = {"sources": sources, "text_field": text_field, "token_dtype": token_dtype} if sources else {}
     text = asked.text.model_copy(update=own)
-    split = text.load(run / "data")
+    split = text.load(run / CACHE)
     documents = joined_again(split) if sources else split.held_out
     held_out = HeldOut(documents, asked.recipe.context, rows, split.bos_id, split.token_bytes, split.domains)
     return {
