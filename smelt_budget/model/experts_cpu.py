@@ -31,9 +31,9 @@ HALF_MULTIPLE = 64
 
 
 class Chunk(NamedTuple):
-    """Neighbouring experts that are computed together."""
+    """Experts that are computed together; those without rows are in none."""
 
-    experts: slice
+    experts: list[int]
     slots: slice
     rows: slice
     """Of the saved pre-activations, which have no spare rows."""
@@ -69,16 +69,18 @@ class Slots:
 
     def chunks(self, most: int) -> Iterator[Chunk]:
         """As many experts at a time as have at most so many slots, or one."""
-        expert = slot = row = 0
-        while expert < len(self.capacities):
-            stop, size = expert + 1, self.capacities[expert]
-            while stop < len(self.capacities) and size + self.capacities[stop] <= most:
-                size += self.capacities[stop]
+        busy = [expert for expert, count in enumerate(self.counts) if count]
+        first = slot = row = 0
+        while first < len(busy):
+            stop, size = first + 1, self.capacities[busy[first]]
+            while stop < len(busy) and size + self.capacities[busy[stop]] <= most:
+                size += self.capacities[busy[stop]]
                 stop += 1
-            rows = sum(self.counts[expert:stop])
-            sizes = self.capacities[expert:stop]
-            yield Chunk(slice(expert, stop), slice(slot, slot + size), slice(row, row + rows), sizes)
-            expert, slot, row = stop, slot + size, row + rows
+            experts = busy[first:stop]
+            rows = sum(self.counts[e] for e in experts)
+            sizes = [self.capacities[e] for e in experts]
+            yield Chunk(experts, slice(slot, slot + size), slice(row, row + rows), sizes)
+            first, slot, row = stop, slot + size, row + rows
 
 
 def sort(idx_NK: Tensor, experts: int, dtype: torch.dtype) -> Slots:
@@ -131,11 +133,13 @@ def forward(
     pre_S2F = x_NH.new_empty(idx_NK.numel(), width)
     pre_S2F[slots.routed :].zero_()
     out_PH = x_NH.new_empty(slots.number + 1, hidden)
-    up_E, down_E = w_gate_up_E2FH.mT.unbind(), w_down_EHF.mT.unbind()
+    up_EH2F, down_EFH = w_gate_up_E2FH.mT, w_down_EHF.mT
     for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         pre = pre_S2F[rows] if slots.spare_P is None else x_NH.new_empty(sum(sizes), width)
         products(
-            x_NH.index_select(0, slots.token_P[at]).split_with_sizes(sizes), up_E[chunk], pre.split_with_sizes(sizes)
+            x_NH.index_select(0, slots.token_P[at]).split_with_sizes(sizes),
+            part(up_EH2F, chunk),
+            pre.split_with_sizes(sizes),
         )
         if b_gate_up_E2F is not None:
             pre += repeated(b_gate_up_E2F[chunk], sizes)
@@ -143,7 +147,7 @@ def forward(
             pre_S2F[rows] = pre[~slots.spare_P[at]]
         h = swiglu.weighted(pre, weight_P1[at], limit)
         out = out_PH[at]
-        products(h.split_with_sizes(sizes), down_E[chunk], out.split_with_sizes(sizes))
+        products(h.split_with_sizes(sizes), part(down_EFH, chunk), out.split_with_sizes(sizes))
         if b_down_EH is not None:
             out += repeated(b_down_EH[chunk], sizes) * weight_P1[at]
     return summed(out_PH, slots), pre_S2F
@@ -173,24 +177,27 @@ def backward(
     dw_down = x_NH.new_empty(w_down_EHF.shape if need_down else 0)
     db_up = x_NH.new_empty((experts, width) if need_b_up else 0)
     db_down = x_NH.new_empty((experts, hidden) if need_b_down else 0)
-    up_E, down_E = w_gate_up_E2FH.unbind(), w_down_EHF.unbind()
+    idle = [expert for expert, count in enumerate(slots.counts) if not count]
+    for each in (dw_up, dw_down, db_up, db_down):
+        if idle and each.numel():
+            each[idle] = 0
     for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         grad = grad_NH.index_select(0, slots.token_P[at])
         pre = pre_S2F[rows] if slots.spare_P is None else pre_S2F.index_select(0, slots.row_P[at])
         dh = x_NH.new_empty(len(grad), width // 2)
-        products(grad.split_with_sizes(sizes), down_E[chunk], dh.split_with_sizes(sizes))
+        products(grad.split_with_sizes(sizes), part(w_down_EHF, chunk), dh.split_with_sizes(sizes))
         h, dweight, dpre = swiglu.backward(dh, pre, weight_P1[at], limit)
         if need_down:
-            products(grad.t().split_with_sizes(sizes, 1), h.split_with_sizes(sizes), dw_down[chunk])
+            products(grad.t().split_with_sizes(sizes, 1), h.split_with_sizes(sizes), part(dw_down, chunk))
         if need_up:
             x = x_NH.index_select(0, slots.token_P[at])
-            products(dpre.t().split_with_sizes(sizes, 1), x.split_with_sizes(sizes), dw_up[chunk])
+            products(dpre.t().split_with_sizes(sizes, 1), x.split_with_sizes(sizes), part(dw_up, chunk))
         if need_x:
-            products(dpre.split_with_sizes(sizes), up_E[chunk], dx_PH[at].split_with_sizes(sizes))
+            products(dpre.split_with_sizes(sizes), part(w_gate_up_E2FH, chunk), dx_PH[at].split_with_sizes(sizes))
         if need_b_up:
-            totals(dpre.split_with_sizes(sizes), db_up[chunk])
+            totals(dpre.split_with_sizes(sizes), part(db_up, chunk))
         if need_b_down:
-            totals((grad * weight_P1[at]).split_with_sizes(sizes), db_down[chunk])
+            totals((grad * weight_P1[at]).split_with_sizes(sizes), part(db_down, chunk))
         if b_down_EH is not None:
             dweight += (grad * repeated(b_down_EH[chunk], sizes)).sum(1)
         dweight_P[at] = dweight
@@ -199,13 +206,15 @@ def backward(
     return dx, dw_up, dw_down, dweight, db_up, db_down
 
 
+def part(each_EX: Tensor, experts: list[int]) -> list[Tensor]:
+    """Views of what belongs to these experts."""
+    return [each_EX[e] for e in experts]
+
+
 def products(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
-    """One matrix product an expert; an expert without rows gets zeros."""
+    """One matrix product an expert."""
     for left, right, out in zip(lefts, rights, outs, strict=True):
-        if left.numel():
-            torch.mm(left, right, out=out)
-        elif out.numel():
-            out.zero_()
+        torch.mm(left, right, out=out)
 
 
 def totals(parts: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
