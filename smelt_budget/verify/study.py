@@ -110,6 +110,8 @@ class Study:
         """A run with what is seen of its model afterwards, or what was seen before."""
         result = read_result(job.folder)
         if result is not None:
+            if self.place.leads:
+                state.forget(job.folder)  # it may have been killed in between
             told({"event": "had", "arm": job.arm, "run": job.name, "steps": recipe.steps})
             return result
         trainer = Trainer(job, recipe, self.split, self.place)

@@ -1,0 +1,273 @@
+"""A run that is killed anywhere and resumed ends with the bits of one that was not.
+
+The other side is the uninterrupted run, on one thread. Losses, every line of the metrics, weights and results are
+compared exactly; only times and peak memory may differ.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smelt_budget.spec.model import checked
+from smelt_budget.verify.asked import Asked, Text
+from smelt_budget.verify.recipe import Recipe
+
+TOY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "vocab_size": 257,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "mlp_only_layers": (0,),
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+LOOP = {"loop": {"start": 1, "stop": 2, "visits": 2, "residual_scale": 0.5}}
+SHORT = {"batch_size": 4, "context": 32, "held_out_rows": 4, "seeds": 1, "checkpoint_every": 1}
+TIMES = {"seconds", "step_seconds", "tokens_per_second", "peak_memory_bytes"}
+ALLOWED = {".safetensors", ".json", ".jsonl", ".log", ""}
+
+
+class Runs:
+    """A process that forks runs."""
+
+    def __init__(self):
+        command = [sys.executable, str(Path(__file__).with_name("killable.py"))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+
+    def start(self, folder, arms=("twin",), **kw):
+        """A run begins; returns its process id."""
+        asked = {"folder": str(folder), **({} if arms is None else {"arms": list(arms)}), **kw}
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return self.until("pid")["pid"]
+
+    def until(self, kind, **fields):
+        """The next event of a kind with these fields; None where the run ends before."""
+        for line in self.process.stdout:
+            *_, one = line.rpartition('{"event"')  # half a line of a killed run may stand before
+            event = json.loads('{"event"' + one) if one.startswith(":") else {"event": ""}
+            if event["event"] == "status":
+                self.status = event["status"]
+            if event["event"] == kind and fields.items() <= event.items():
+                return event
+            if event["event"] == "status":
+                return None
+        raise AssertionError("the forking process is gone")
+
+    def ended(self):
+        """The exit code; minus the signal where it was killed."""
+        return self.until("status")["status"]
+
+    def whole(self, folder, arms=("twin",), **kw):
+        """A run that nobody disturbs."""
+        self.start(folder, arms, **kw)
+        return self.ended()
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """One for the module."""
+    made = Runs()
+    with made.process:
+        yield made
+        made.process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Sixty short documents."""
+    folder, draw = tmp_path_factory.mktemp("text"), random.Random(0)
+    words = ["the", "loop", "costs", "what", "baseline", "every", "token"]
+    for i in range(60):
+        (folder / f"{i}.txt").write_text(" ".join(draw.choices(words, k=120)) + f" {i}")
+    return folder
+
+
+@pytest.fixture
+def begun(text, tmp_path):
+    """Makes a folder in which a run with this recipe may begin."""
+
+    def made(name, baseline=TOY, **recipe):
+        source = Text(sources=(str(text),))
+        asked = Asked(
+            baseline=checked(baseline, "baseline"),
+            twin=checked(baseline | LOOP, "twin"),
+            recipe=Recipe(**(SHORT | recipe)),
+            text=source,
+            fingerprint=source.load(tmp_path / "data").fingerprint,
+        )
+        (tmp_path / name).mkdir()
+        asked.write(tmp_path / name)
+        return tmp_path / name
+
+    return made
+
+
+def left(folder):
+    """Everything a run leaves but times: results, metrics, rates and the bits of the weights."""
+    found = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(file.relative_to(folder))
+        if file.suffix == ".safetensors":
+            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        elif file.suffix == ".json" and file.name != "request.json":
+            found[name] = timeless(json.loads(file.read_text()))
+        elif file.suffix == ".jsonl":
+            found[name] = [timeless(json.loads(line)) for line in file.read_text().splitlines()]
+    return found
+
+
+def timeless(data):
+    """Without what the clock decides."""
+    return {key: value for key, value in data.items() if key not in TIMES}
+
+
+def test_killed_before_every_change_of_the_disk(runs, begun):
+    """Half-written checkpoints, pointers, results and what was not yet removed: each harmless, to the bit."""
+    whole = begun("whole", steps=2, factors=(1.0,))
+    runs.start(whole)
+    count = runs.until("changes")["count"]
+    assert runs.ended() == 0
+    expected = left(whole)
+    assert {"twin/seed-0/metrics.jsonl", "twin/seed-0/result.json", "twin/seed-0/model.safetensors"} <= expected.keys()
+    assert count > 20
+    for die in range(1, count + 1):
+        folder = begun(f"killed-{die}", steps=2, factors=(1.0,))
+        assert runs.whole(folder, die=die) == -signal.SIGKILL
+        assert runs.whole(folder) == 0
+        assert left(folder) == expected, die
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_again_and_again_at_random_steps(runs, begun, seed):
+    """SIGKILL, SIGINT or SIGTERM after any step of the choice of rate or of a seed, checkpoints every third step."""
+    recipe = {"steps": 8, "seeds": 2, "factors": (0.5, 1.0), "checkpoint_every": 3}
+    whole, folder, draw = begun("whole", **recipe), begun("killed", **recipe), random.Random(seed)
+    assert runs.whole(whole) == 0
+    last, kills = {"step": 0}, 0
+    while last is not None:
+        pid = runs.start(folder)
+        for _ in range(draw.randrange(1, 7)):
+            last = runs.until("step")
+            if last is None:
+                break
+        if last is not None:
+            number = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+            os.kill(pid, number)
+            kills += 1
+            assert runs.ended() == (-9 if number == signal.SIGKILL else 130)
+        assert kills < 60
+    assert runs.status == 0
+    assert kills > 5
+    assert left(folder) == left(whole)
+
+
+def test_killed_while_judged(runs, begun):
+    """Training is done and kept by then: the resumed run takes no step again."""
+    whole, folder = begun("whole", steps=4, factors=(1.0,)), begun("killed", steps=4, factors=(1.0,))
+    assert runs.whole(whole) == 0
+    pid = runs.start(folder)
+    runs.until("look")
+    os.kill(pid, signal.SIGKILL)
+    assert runs.ended() == -signal.SIGKILL
+    runs.start(folder)
+    assert runs.until("begin")["done"] == 4
+    assert runs.until("step") is None
+    assert runs.status == 0
+    assert left(folder) == left(whole)
+
+
+KINDS = {
+    "balanced by bias": ({"scoring_func": "sigmoid", "router_correction_bias": True}, {"balance": "bias"}),
+    "accumulating": ({"tie_word_embeddings": True}, {"accumulate": 2}),
+    "biases and sinks": ({"attention_sinks": True, "attention_bias": True, "expert_bias": True}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_the_state_is_kept(runs, begun, kind):
+    """Corrections of routers are buffers, tied weights are one, biases have moments too."""
+    fields, recipe = KINDS[kind]
+    recipe = {"steps": 6, "factors": (1.0,), **recipe}
+    whole, folder = begun("whole", TOY | fields, **recipe), begun("killed", TOY | fields, **recipe)
+    assert runs.whole(whole) == 0
+    pid = runs.start(folder)
+    runs.until("step", step=3)
+    os.kill(pid, signal.SIGKILL)
+    assert runs.ended() == -signal.SIGKILL
+    assert runs.whole(folder) == 0
+    assert left(folder) == left(whole)
+
+
+def test_two_processes_stopped_in_three_ways(runs, begun):
+    """The program killed: no worker stays. A worker killed: named, with what to do. SIGINT: 130. Then the same bits."""
+    recipe = {"steps": 12, "factors": (1.0,)}
+    whole, folder = begun("whole", **recipe), begun("stopped", **recipe)
+    assert runs.whole(whole, ("baseline", "twin"), few=False) == 0
+
+    pid = runs.start(folder, None)
+    runs.until("step")
+    os.kill(pid, signal.SIGKILL)
+    assert runs.ended() == -signal.SIGKILL
+    wait_for_workers(folder)
+
+    runs.start(folder, None)
+    runs.until("step", arm="twin")
+    os.kill(worker(folder, "twin"), signal.SIGKILL)
+    said = runs.until("error")["message"]
+    assert "training twin was killed by signal 9" in said
+    assert f"{folder / 'twin.log'}" in said
+    assert "--resume goes on" in said
+    assert runs.ended() == 1
+
+    pid = runs.start(folder, None)
+    runs.until("step")
+    os.kill(pid, signal.SIGINT)
+    assert "Ctrl-C again quits at once" in runs.until("note")["words"]
+    assert runs.ended() == 130
+    assert workers(folder) == []
+
+    assert runs.whole(folder, ("baseline", "twin"), few=False) == 0
+    assert left(folder) == left(whole)
+    assert {path.suffix for path in folder.rglob("*") if path.is_file() and path.name != ".lock"} <= ALLOWED
+
+
+def workers(folder):
+    """(process id, command line) of everything at work in a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "smelt_budget.verify.worker" in words and str(folder) in words:
+            found.append((int(place.parent.name), words))
+    return found
+
+
+def worker(folder, arm):
+    """The process that trains an arm."""
+    return next(pid for pid, words in workers(folder) if arm in words)
+
+
+def wait_for_workers(folder):
+    """Until they let the folder's lock go; by then they are gone."""
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    assert workers(folder) == []
