@@ -99,7 +99,7 @@ def test_seeds_and_weights_have_streams_of_their_own():
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("layers", [4, 16])
 def test_the_stream_stays_of_order_one(visits, scaled, layers):
-    """Mean square of the stream before the last norm, from embeddings of 1: each of 2 D additions gives at most 1/2D."""
+    """Mean square before the last norm; the embedding gives 1, each of 2 D additions at most 1/2D."""
     fields = {name: value for name, value in WIDE.items() if name not in ("mlp_only_layers", "attention_sinks")}
     loop = {"start": layers // 4, "stop": layers - layers // 4, "visits": visits}
     loop["residual_scale"] = 1 / visits if scaled else 1.0

@@ -94,7 +94,7 @@ def test_choice_and_weights_are_the_enumerated_ones(fields):
 
 def test_a_correction_moves_choices_and_no_weight():
     """Alike experts: the favoured ones are chosen, all with equal weights."""
-    spec, gate = router(router_correction_bias=True, scoring_func="sigmoid")
+    _, gate = router(router_correction_bias=True, scoring_func="sigmoid")
     with torch.no_grad():
         gate.weight.zero_()
         gate.e_score_correction_bias.copy_(torch.tensor([0.0, 0.1, 0.3, 0.2] + [0.0] * 8))
@@ -112,7 +112,7 @@ def test_auxiliary_loss_of_even_load_is_one():
 
 def test_auxiliary_and_z_gradient_by_hand():
     """d aux/d logit = E/N p_e (f_e - sum f p); d z/d logit = 2/N logsumexp p_e; then times x."""
-    spec, gate = router()
+    _, gate = router()
     x = torch.randn(N, H, generator=torch.Generator().manual_seed(1))
     _, routed = gate(x)
     p = (x @ gate.weight.detach().t()).softmax(-1)
