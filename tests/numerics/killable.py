@@ -1,12 +1,14 @@
 """Training that can be killed at any moment, forked from a process that has torch loaded: a start costs no seconds.
 
 One JSON object a line on stdin asks for a run: {"folder", "arms"} works as a worker does, {"folder"} alone conducts
-both arms in processes of their own, {"die": n} kills the run just before its n-th change of the disk. On stdout: {"pid"}, the run's events,
-{"status", "changes"}: the exit code, negative for a signal, and how often the run changed the disk.
+both arms in processes of their own. {"die": n} kills it just before its n-th change of the disk, {"limit": bytes}
+limits its files. On stdout stand the events pid, those of the run, changes (of the disk), and status: the exit code, negative
+for a signal.
 """
 
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -49,16 +51,16 @@ def conducted(folder):
     return 0
 
 
-def run(folder, arms=None, die=None, few=True):
+def run(folder, arms=None, die=None, limit=None, few=True):
     """In the forked process; `few` looks at few rows of a trained model."""
     if few:
         study.SINK_ROWS = study.RECALL_ROWS = 4
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     changes = [0]
     watched(folder, die, changes)
-    if arms is None:
-        code = conducted(Path(folder))
-    else:
-        code = work(Path(folder), arms, Signals().listen(), 1)
+    at = Path(folder)
+    code = conducted(at) if arms is None else work(at, arms, Signals().listen(), 1)
     told({"event": "changes", "count": changes[0]})
     sys.stdout.flush()
     os._exit(code)

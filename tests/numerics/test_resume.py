@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -17,25 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from smelt_budget.spec.model import checked
-from smelt_budget.verify.asked import Asked, Text
-from smelt_budget.verify.recipe import Recipe
-
-TOY = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "vocab_size": 257,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "intermediate_size": 24,
-    "mlp_only_layers": (0,),
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
-}
-LOOP = {"loop": {"start": 1, "stop": 2, "visits": 2, "residual_scale": 0.5}}
-SHORT = {"batch_size": 4, "context": 32, "held_out_rows": 4, "seeds": 1, "checkpoint_every": 1}
+TOY = runpy.run_path(str(Path(__file__).with_name("toy_run.py")))
 TIMES = {"seconds", "step_seconds", "tokens_per_second", "peak_memory_bytes"}
 ALLOWED = {".safetensors", ".json", ".jsonl", ".log", ""}
 
@@ -91,28 +74,15 @@ def runs():
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """Sixty short documents."""
-    folder, draw = tmp_path_factory.mktemp("text"), random.Random(0)
-    words = ["the", "loop", "costs", "what", "baseline", "every", "token"]
-    for i in range(60):
-        (folder / f"{i}.txt").write_text(" ".join(draw.choices(words, k=120)) + f" {i}")
-    return folder
+    return TOY["documents"](tmp_path_factory.mktemp("text") / "text")
 
 
 @pytest.fixture
 def begun(text, tmp_path):
     """Makes a folder in which a run with this recipe may begin."""
 
-    def made(name, baseline=TOY, **recipe):
-        source = Text(sources=(str(text),))
-        asked = Asked(
-            baseline=checked(baseline, "baseline"),
-            twin=checked(baseline | LOOP, "twin"),
-            recipe=Recipe(**(SHORT | recipe)),
-            text=source,
-            fingerprint=source.load(tmp_path / "data").fingerprint,
-        )
-        (tmp_path / name).mkdir()
-        asked.write(tmp_path / name)
+    def made(name, fields=(), **recipe):
+        TOY["begun"](tmp_path / name, text, fields, **recipe)
         return tmp_path / name
 
     return made
@@ -193,6 +163,22 @@ def test_killed_while_judged(runs, begun):
     assert left(folder) == left(whole)
 
 
+def test_a_disk_that_is_full(runs, begun):
+    """A limit on the size of files stands for it: one line, exit 1, and the run goes on once there is room."""
+    whole, folder = begun("whole", steps=4, factors=(1.0,)), begun("full", steps=4, factors=(1.0,))
+    assert runs.whole(whole) == 0
+    runs.start(folder, limit=20_000)  # bytes: the metrics fit, a checkpoint does not
+    said = runs.until("error")["message"].splitlines()
+    assert said[0] == f"cannot write into {folder / 'twin' / 'seed-0'}: File too large"
+    assert said[-1].strip() == "fix: make room, then --resume"
+    assert runs.ended() == 1
+    runs.start(folder, limit=10)
+    assert "File too large" in runs.until("error")["message"]
+    assert runs.ended() == 1
+    assert runs.whole(folder) == 0
+    assert left(folder) == left(whole)
+
+
 KINDS = {
     "balanced by bias": ({"scoring_func": "sigmoid", "router_correction_bias": True}, {"balance": "bias"}),
     "accumulating": ({"tie_word_embeddings": True}, {"accumulate": 2}),
@@ -205,7 +191,7 @@ def test_all_of_the_state_is_kept(runs, begun, kind):
     """Corrections of routers are buffers, tied weights are one, biases have moments too."""
     fields, recipe = KINDS[kind]
     recipe = {"steps": 6, "factors": (1.0,), **recipe}
-    whole, folder = begun("whole", TOY | fields, **recipe), begun("killed", TOY | fields, **recipe)
+    whole, folder = begun("whole", fields, **recipe), begun("killed", fields, **recipe)
     assert runs.whole(whole) == 0
     pid = runs.start(folder)
     runs.until("step", step=3)
