@@ -7,6 +7,7 @@ With four norms a layer (Ouro) each branch is normed again before it is added. L
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from smelt_budget.model.attention import GroupedQueryAttention, LatentAttention, Watch
@@ -40,8 +41,9 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, turn: Angles, mask: Tensor | None, slot: Slot | None = None, watch: Watch | None = None
     ) -> tuple[Tensor, Routed | None]:
         """[B, T, H] -> [B, T, H], and what the router decided (a dense layer has none)."""
-        x = x + self.scale * self.input_layernorm_2(self.self_attn(self.input_layernorm(x), turn, mask, slot, watch))
+        y = self.input_layernorm_2(self.self_attn(self.input_layernorm(x), turn, mask, slot, watch))
+        x = torch.add(x, y, alpha=self.scale)
         y, routed = self.mlp(self.post_attention_layernorm(x)), None
         if isinstance(y, tuple):
             y, routed = y
-        return x + self.scale * self.post_attention_layernorm_2(y), routed
+        return torch.add(x, self.post_attention_layernorm_2(y), alpha=self.scale), routed

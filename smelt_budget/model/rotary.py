@@ -10,7 +10,7 @@ the meta device. B batch, T tokens, D rotating elements.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,13 +101,40 @@ def latent_temperature(scaling: RopeScaling | None) -> float:
 
 def rotate(x_BhTd: Tensor, turn: Angles, interleaved: bool) -> Tensor:
     """Rotate the first D elements of each head; what lies behind them passes."""
-    size = 2 * turn.cos.shape[-1]
     cos, sin = turn.cos.to(x_BhTd.dtype), turn.sin.to(x_BhTd.dtype)
-    turning, passing = x_BhTd[..., :size], x_BhTd[..., size:]
+    return Rotation.apply(x_BhTd, cos, sin, interleaved)  # pyright: ignore[reportReturnType]
+
+
+class Rotation(torch.autograd.Function):
+    """Its backward is the rotation back, so nothing but the angles is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        """By the angles."""
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return turned(x, cos, sin, interleaved, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """By their negatives."""
+        cos, sin = ctx.saved_tensors
+        return turned(grad, cos, sin, ctx.interleaved, -1), None, None, None
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int) -> Tensor:
+    """(a cos - sign b sin, sign a sin + b cos), written into one new tensor."""
+    size = 2 * cos.shape[-1]
+    out = torch.empty_like(x)
+    (a, b), (new_a, new_b) = (parts(t, size, interleaved) for t in (x, out))
+    new_a.copy_(a * cos).addcmul_(b, sin, value=-sign)
+    new_b.copy_(b * cos).addcmul_(a, sin, value=sign)
+    out[..., size:] = x[..., size:]
+    return out
+
+
+def parts(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Views of the two elements of every pair."""
     if interleaved:
-        a, b = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-    else:
-        a, b = turning.chunk(2, -1)
-        turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    return turned if passing.shape[-1] == 0 else torch.cat((turned, passing), -1)
+        return x[..., 0:size:2], x[..., 1:size:2]
+    return x[..., : size // 2], x[..., size // 2 : size]

@@ -102,7 +102,7 @@ class Transformer(nn.Module):
             plain = cache.plain
         masks = {window: self.mask(place, window, cache, plain) for window in self.windows}
         turn = angles(self.spec, place[:, 0, :, 0])
-        x = self.embed_tokens(ids_BT) * self.spec.embedding_multiplier
+        x = scaled(self.embed_tokens(ids_BT), self.spec.embedding_multiplier)
         routed: list[Routed | None] = []
         for executed, step in enumerate(self.order):
             layer: Any = self.layers[step.layer]
@@ -115,7 +115,7 @@ class Transformer(nn.Module):
                 self.early_exit_gate(x)
         if self.early_exit_gate is None:
             x = self.norm(x)
-        x = x[:, -logits_to_keep:] / self.spec.logits_scaling
+        x = scaled(x[:, -logits_to_keep:], 1 / self.spec.logits_scaling)
         if targets_BT is None:
             return Output(self.lm_head(x), None, tuple(routed))
         return Output(None, token_losses(x, self.lm_head, targets_BT), tuple(routed))
@@ -135,6 +135,11 @@ class Transformer(nn.Module):
         if plain and inside and (before == 0 or new == 1):
             return None
         return visible(place, keys, window)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a factor that is nearly always 1."""
+    return x if factor == 1 else x * factor
 
 
 def bound(watch: Callable[..., None], step: Step) -> Callable[..., None]:
