@@ -2,8 +2,8 @@
 
 One JSON object a line on stdin asks for a run: {"folder", "arms"} works as a worker does, {"folder"} alone conducts
 both arms in processes of their own. {"die": n} kills it just before its n-th change of the disk, {"limit": bytes}
-limits its files. On stdout stand the events pid, those of the run, changes (of the disk), and status: the exit code, negative
-for a signal.
+limits its files. On stdout stand the events pid, those of the run, changes (of the disk), and status: the exit code,
+negative for a signal.
 """
 
 import json
