@@ -39,6 +39,17 @@ def test_however_a_prompt_is_cut(model, close):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["grouped", "sinks", "windows", "windows of 1", "chunks", "latent windows"])
+def test_a_prefix_has_the_logits_it_has_in_the_whole(build, fields_of, close, kind):
+    """Nothing depends on what comes later: prompts of every length, about the window's too, in one piece."""
+    model, ids = build(fields_of(kind, "two visits")).eval(), draw(1, 10)
+    want = model(ids).logits
+    for length in range(1, 10):
+        close(model(ids[:, :length]).logits, want[:, :length])
+        close(model(ids[:, :length], cache=Cache(10)).logits, want[:, :length])
+
+
+@torch.no_grad()
 def test_rows_padded_and_packed_are_rows_alone(model, close):
     """Left padding and documents of 1 to 4 tokens, whole and cut so that some pieces are padding only."""
     ids, pad = draw(4, 10), (0, 2, 6, 6)
