@@ -14,8 +14,9 @@ from torch.utils.flop_counter import flop_registry
 
 ELEMENTWISE = frozenset(
     # arithmetic on elements
-    "add sub rsub mul div neg pow rsqrt sqrt exp log sin cos sigmoid silu square clamp clamp_min maximum minimum addcmul "
-    "where floor_divide remainder reciprocal bitwise_and bitwise_or bitwise_not logical_not eq ne lt le gt ge logaddexp "
+    "add sub rsub mul div neg pow rsqrt sqrt exp log sin cos sigmoid silu square clamp clamp_min maximum minimum "
+    "where floor_divide remainder reciprocal bitwise_and bitwise_or bitwise_not logical_not eq ne lt le gt ge "
+    "logaddexp addcmul "
     # reductions and their combinations
     "sum mean amax max min logsumexp _softmax _log_softmax _safe_softmax cumsum topk sort "
     "nll_loss_forward native_layer_norm _fused_rms_norm var any "
