@@ -18,7 +18,7 @@ import smelt_budget
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.flags import fraction, known_models, pins, setting_asked, share
 from smelt_budget.report.console import print_json, show
-from smelt_budget.training_commands import evaluate, generate, verify
+from smelt_budget.training_commands import INTERRUPTED, evaluate, generate, verify
 
 ConventionName = Literal["smelt", "megatron", "torchtitan", "full-square"]
 EXAMPLE = "smelt-200m-s95"
@@ -42,6 +42,9 @@ class Commands(TyperGroup):
             message = error.format_message().replace("Value error, ", "")
             typer.echo(f"error: {message}\n  fix: see {where} --help", err=True)
             raise typer.Exit(BadInput.exit_code) from None
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise

@@ -133,9 +133,10 @@ def start(folder: Path, arms: tuple[str, ...], threads: int, events: Events, loc
 
 def listen(worker: Any, lines: IO[str], arms: tuple[str, ...], events: Events) -> None:
     """Put every event on the queue, and say when the worker is gone."""
-    for line in lines:
-        if line.startswith("{") and line.endswith("}\n"):  # a worker that is killed leaves half a line
-            events.put(json.loads(line))
+    with lines:
+        for line in lines:
+            if line.startswith("{") and line.endswith("}\n"):  # a worker that is killed leaves half a line
+                events.put(json.loads(line))
     events.put({"event": "gone", "worker": worker, "arms": arms})
 
 
