@@ -1,4 +1,6 @@
-"""How far is the training, and when will it be done? A bar per arm on a terminal; elsewhere a line per finished run."""
+"""How far is the training, and when will it be done? On a terminal a bar for each arm and one for its run at hand,
+each with the time left; elsewhere a line per finished run.
+"""
 
 from __future__ import annotations
 
@@ -15,53 +17,62 @@ class Training:
 
     def __init__(self, totals: dict[str, int]):
         """`totals`: steps of each arm, over its choice of rate and all seeds."""
-        self.totals = totals
         self.console = Console(stderr=True, highlight=False)
-        self.bars: dict[str, TaskID] = {}
-        self.done: dict[str, int] = dict.fromkeys(totals, 0)
         columns = (
-            TextColumn("{task.description:24}"),
+            TextColumn("{task.description:18}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
         )
         self.progress = Progress(*columns, console=self.console, disable=not sys.stderr.isatty())
+        self.arms, self.runs = dict[str, TaskID](), dict[str, TaskID]()
+        for arm, total in totals.items():
+            self.arms[arm] = self.progress.add_task(arm, total=total, loss="")
+            self.runs[arm] = self.progress.add_task("", total=None, loss="", visible=False)
 
     def __enter__(self) -> Training:
         self.progress.start()
-        for arm, total in self.totals.items():
-            self.bars[arm] = self.progress.add_task(arm, total=total, loss="")
         return self
 
     def told(self, event: dict[str, Any]) -> None:
-        """One event of a worker."""
+        """One event of a worker, or of the process that listens to them."""
         arm, kind = event.get("arm", ""), event["event"]
-        if kind == "step":
-            self.advance(arm, 1, f"loss {event['loss']:.3f}")
+        if kind == "note":
+            self.console.print(event["words"])
+        elif kind == "step":
+            self.progress.advance(self.arms[arm])
+            self.progress.update(self.runs[arm], advance=1, loss=f"loss {event['loss']:.3f}")
         elif kind == "begin":
-            self.describe(arm, event["run"])
-            self.advance(arm, event["done"])
+            words = {"description": f"  {event['run']}", "loss": "", "visible": True}
+            self.progress.reset(self.runs[arm], total=event["steps"], completed=event["done"], **words)
+            self.skip(arm, event["done"])
         elif kind == "had":
-            self.advance(arm, event["steps"])
+            self.skip(arm, event["steps"])
         elif kind == "more":
-            self.totals[arm] += event["steps"]
-            self.progress.update(self.bars[arm], total=self.totals[arm])
+            self.progress.update(self.arms[arm], total=self.total(arm) + event["steps"])
         elif kind == "look":
-            self.describe(arm, f"{event['run']}, judged")
+            self.progress.update(self.runs[arm], loss="judging")
         elif kind == "end":
-            loss = "diverged" if event["loss"] is None else f"held out {event['loss']:.4f} nats per token"
-            if self.progress.disable:
-                self.console.print(f"{arm} {event['run']}: {loss} ({self.done[arm]} of {self.totals[arm]} steps)")
+            self.end(arm, event)
 
-    def describe(self, arm: str, what: str) -> None:
-        """Name the run an arm is at."""
-        self.progress.update(self.bars[arm], description=f"{arm} {what}")
+    def end(self, arm: str, event: dict[str, Any]) -> None:
+        """A run is over, perhaps before its last step."""
+        task = self.progress.tasks[self.runs[arm]]
+        self.skip(arm, int((task.total or 0) - task.completed))
+        loss = "diverged" if event["loss"] is None else f"held out {event['loss']:.4f} nats per token"
+        done = int(self.progress.tasks[self.arms[arm]].completed)
+        self.console.print(f"{arm} {event['run']}: {loss} ({done} of {self.total(arm)} steps)")
 
-    def advance(self, arm: str, steps: int, loss: str | None = None) -> None:
-        """Count steps."""
-        self.done[arm] += steps
-        self.progress.update(self.bars[arm], advance=steps, **({} if loss is None else {"loss": loss}))
+    def total(self, arm: str) -> int:
+        """Steps of an arm, as far as is known."""
+        return int(self.progress.tasks[self.arms[arm]].total or 0)
+
+    def skip(self, arm: str, steps: int) -> None:
+        """Steps that took no time here: they must not count as speed."""
+        if steps:
+            task = self.progress.tasks[self.arms[arm]]
+            self.progress.reset(self.arms[arm], total=self.total(arm), completed=int(task.completed) + steps)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

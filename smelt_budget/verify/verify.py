@@ -107,7 +107,8 @@ def begin(pair: Pair, options: Options, told: Told) -> tuple[Asked, Proxy]:
     small = proxy(pair, options.size, options.active_parameters, split.vocab_size, options.recipe.context)
     check_vocabulary(small, split.vocab_size)
     if before is None:
-        told({"event": "phase", "words": "measuring fp32 against bf16"})
+        if options.dtype == "auto":
+            told({"event": "phase", "words": "measuring fp32 against bf16"})
         kind, why = precision.chosen(options.dtype, device, (small.baseline, small.twin), options.recipe)
     else:
         kind, why = before.precision, "as begun"
