@@ -44,11 +44,10 @@ def test_the_toy_agrees():
     assert found.parameters.measured > experts + 2 * 257 * 16
 
 
-# latent attention with a dense first layer; windows, sinks and biases; qk-norm of all heads; multipliers and tied
+# latent attention with a dense first layer; windows, sinks and biases; multipliers and tied weights
 PAIRS = {
     "deepseek-v2-lite": {"heads": "sectioned"},
     "gpt-oss-20b": {"heads": "sectioned"},
-    "olmoe-1b-7b": {},
     "granite-3.1-3b-a800m": {"heads": "sectioned"},
 }
 
