@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,13 @@ POSITIONS = {"0-15": 15, "16-63": 63, "64-255": 255, "256+": math.inf}
 
 @contextmanager
 def looking(model: Transformer) -> Iterator[None]:
-    """Nothing learns in here, and afterwards the model is in the mode it was in."""
+    """Nothing learns in here, layers run uncompiled, and afterwards the model is in the mode it was in."""
     training = model.training
+    compiled = any(layer._compiled_call_impl is not None for layer in model.layers)  # noqa: SLF001
     model.eval()
     try:
-        with torch.no_grad():
+        # a watch is another function for every layer: compiled, each would be compiled again
+        with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             yield
     finally:
         model.train(training)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -33,7 +34,7 @@ def test_every_command_of_the_readme_runs(tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL) for line in block.splitlines()]
-    commands = [line.split("#")[0].split() for line in lines if line.startswith("smelt-budget ")]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("smelt-budget ")]
     assert len(commands) >= 9
     (tmp_path / "CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text(encoding="utf-8") * 20)
     for command in commands:

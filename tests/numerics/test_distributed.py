@@ -112,3 +112,28 @@ with group("cpu") as (rank, world):
     rows = [json.loads(line)["loss"] for line in (alone / "half" / "metrics.jsonl").read_text().splitlines()]
     torch.testing.assert_close(torch.tensor(rows), torch.tensor(want), rtol=1e-6, atol=0)
     assert len(rows) == 8
+
+
+def test_what_torchrun_starts_again_goes_on_by_itself(alone):
+    """A rank kills itself behind the first checkpoint; the restarted pair ends with the losses of a run left alone."""
+    script = """
+import os, signal, sys
+from smelt_budget.cli import app
+from smelt_budget.verify.train import Trainer
+step = Trainer.step
+def dying(self):
+    if self.done == 6 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self)
+Trainer.step = dying
+app(sys.argv[1:])
+"""
+    (alone / "dying.py").write_text(script)
+    launcher = [*TORCHRUN, "--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command = [sys.executable, *launcher, "dying.py", *VERIFY.split(), "--out", "again"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for arm in ("baseline", "twin"):
+        one, again = (torch.tensor(losses(alone / name, arm), dtype=torch.float64)[:, 0] for name in ("one", "again"))
+        torch.testing.assert_close(again, one, rtol=1e-6, atol=0)
