@@ -30,9 +30,7 @@ LATENT_EPS = 1e-6
 """DeepSeek's latent norms keep this epsilon whatever rms_norm_eps says (its published modelling code)."""
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None = None
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None = None) -> Tensor:
     """softmax(scale q k^T + mask) v -> [B, n, T, d_v]; without a mask it is causal over equal lengths.
 
     A sink [n] is one more logit per head that takes mass and gives nothing (gpt-oss); torch's fused kernels have

@@ -31,9 +31,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = LatentAttention(spec, a) if isinstance(a, Latent) else GroupedQueryAttention(spec, a)
         self.post_attention_layernorm = norm(spec)
         f = layer.ffn
-        self.mlp = (
-            GatedMLP(spec.hidden_size, f.width, f.bias) if isinstance(f, Dense) else MixtureOfExperts(spec, f)
-        )
+        self.mlp = GatedMLP(spec.hidden_size, f.width, f.bias) if isinstance(f, Dense) else MixtureOfExperts(spec, f)
         self.input_layernorm_2 = norm(spec) if layer.norms == 4 else nn.Identity()
         self.post_attention_layernorm_2 = norm(spec) if layer.norms == 4 else nn.Identity()
 

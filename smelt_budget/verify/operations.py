@@ -12,21 +12,21 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-ELEMENTWISE = frozenset(
-    # arithmetic on elements
-    "add sub rsub mul div neg pow rsqrt sqrt exp log sin cos sigmoid silu square clamp clamp_min maximum minimum "
-    "where floor_divide remainder reciprocal bitwise_and bitwise_or bitwise_not logical_not eq ne lt le gt ge "
-    "logaddexp addcmul "
-    # reductions and their combinations
-    "sum mean amax max min logsumexp _softmax _log_softmax _safe_softmax cumsum topk sort "
-    "nll_loss_forward native_layer_norm _fused_rms_norm var any "
-    # making, moving and shaping tensors
-    "arange zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_full new_empty scalar_tensor "
-    "empty_strided ones_like tril _to_copy copy_ clone detach lift_fresh "
-    "view _unsafe_view reshape transpose t permute expand unsqueeze squeeze select slice split split_with_sizes cat "
-    "stack unbind alias masked_fill index index_put index_put_ gather scatter scatter_add embedding index_select "
-    "repeat_interleave fill_ zero_".split()
-)
+NAMES = """
+# arithmetic on elements
+add sub rsub mul div neg pow rsqrt sqrt exp log sin cos sigmoid silu square clamp clamp_min maximum minimum where
+floor_divide remainder reciprocal bitwise_and bitwise_or bitwise_not logical_not eq ne lt le gt ge logaddexp addcmul
+# reductions and their combinations
+sum mean amax max min logsumexp _softmax _log_softmax _safe_softmax cumsum topk sort var any
+nll_loss_forward native_layer_norm _fused_rms_norm
+# making, moving and shaping tensors
+arange zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_full new_empty scalar_tensor
+empty_strided tril _to_copy copy_ clone detach lift_fresh fill_ zero_
+view _unsafe_view reshape transpose t permute expand unsqueeze squeeze select slice split split_with_sizes cat stack
+unbind alias masked_fill index index_put index_put_ gather scatter scatter_add embedding index_select
+repeat_interleave
+"""
+ELEMENTWISE = frozenset(name for line in NAMES.splitlines() if not line.startswith("#") for name in line.split())
 """aten operations that do no multiply-add; in-place forms count as their plain ones."""
 
 

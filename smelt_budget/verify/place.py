@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from smelt_budget.errors import BadInput
 from smelt_budget.model import Transformer
@@ -119,8 +120,8 @@ def group(device: str) -> Iterator[tuple[int, int]]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torch keeps the agent's store over restarts, with the addresses of processes that are gone (seen in 2.13)
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
-        store = dist.PrefixStore(f"restart-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=False)
+        store = PrefixStore(f"restart-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     else:
         dist.init_process_group(backend)

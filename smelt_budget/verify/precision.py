@@ -35,7 +35,7 @@ def chosen(asked: str, device: str, specs: tuple[ModelSpec, ...], recipe: Recipe
         return asked, "as asked"  # pyright: ignore[reportReturnType]
     if device == "cuda":
         return ("bf16", "a GPU with bf16") if torch.cuda.is_bf16_supported() else ("fp32", "a GPU without bf16")
-    if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
+    if not torch.cpu._is_avx512_bf16_supported():
         return "fp32", "this CPU has no bf16 instructions"
     with torch.device("meta"):
         largest = max(sum(p.numel() for p in Transformer(spec).parameters()) for spec in specs)

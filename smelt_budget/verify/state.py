@@ -70,7 +70,7 @@ def restore(folder: Path, model: Transformer, optimiser: Any, place: Place) -> d
     """
     try:
         about = json.loads((folder / POINTER).read_text(encoding="utf-8"))
-        int(about["step"]), str(about["folder"])
+        about = {**about, "step": int(about["step"]), "folder": str(about["folder"])}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

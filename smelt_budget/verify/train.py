@@ -35,7 +35,7 @@ ROUTER_EVERY = 10
 Told = Callable[[dict[str, Any]], None]
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(Exception):
     """Asked to stop; everything up to the last step is on disk."""
 
 

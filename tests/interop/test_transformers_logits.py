@@ -157,26 +157,42 @@ def theirs(name):
     return model
 
 
+NAMES = {
+    r"^model\.": "",
+    r"block_sparse_moe\.": "mlp.",
+    r"mlp\.router\.(layer\.)?": "mlp.gate.",
+    r"shared_experts\.": "shared_expert.",
+    r"mlp\.(experts\.)?e_score": "mlp.gate.e_score",
+    r"input_linear\.weight": "experts.gate_up_proj",
+    r"output_linear\.weight": "experts.down_proj",
+}
+"""Their spelling, ours; in this order."""
+
+
+def our_name(name):
+    for theirs, ours in NAMES.items():
+        name = re.sub(theirs, ours, name)
+    return name
+
+
+def our_layout(name, x, family):
+    """gpt-oss stores its experts transposed, gate and up in turns."""
+    if not family.startswith("GptOss") or "experts." not in name:
+        return x
+    if "gate_up_proj" in name:
+        x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
+    return x if name.endswith("_bias") else x.transpose(1, 2)
+
+
 def renamed(model):
     """Their tensors under our names."""
-    ours = {}
-    for name, x in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-        if "inv_freq" in name:
-            continue
-        name = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
-        name = re.sub(r"mlp\.router\.(layer\.)?", "mlp.gate.", name).replace("shared_experts.", "shared_expert.")
-        name = name.replace("mlp.e_score", "mlp.gate.e_score")
-        name = name.replace("mlp.experts.e_score", "mlp.gate.e_score")
-        if type(model).__name__.startswith("GptOss") and "experts." in name:
-            if name.endswith("gate_up_proj"):
-                x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
-            if name.endswith("gate_up_proj_bias"):
-                x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
-            x = x.transpose(1, 2) if not name.endswith("_bias") else x
-        name = name.replace("input_linear.weight", "experts.gate_up_proj").replace(
-            "output_linear.weight", "experts.down_proj"
-        )
-        ours[name] = x.detach().clone()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    family = type(model).__name__
+    ours = {
+        our_name(name): our_layout(name, x, family).detach().clone()
+        for name, x in tensors.items()
+        if "inv_freq" not in name
+    }
     if model.config.tie_word_embeddings:
         ours["lm_head.weight"] = ours["embed_tokens.weight"]
     return ours

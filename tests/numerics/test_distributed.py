@@ -74,7 +74,7 @@ def test_two_ranks_give_the_losses_of_one(alone):
 
 def test_a_run_of_two_ranks_goes_on_in_one(alone):
     """Half a run's state is cut out of a two-rank run, resumed by one process, and ends as the whole run did."""
-    script = f"""
+    script = """
 import os, torch, torch.distributed as dist
 from pathlib import Path
 from smelt_budget.verify.asked import read_asked

@@ -1,4 +1,4 @@
-"""One direction: spec -> ledger -> solver -> model -> verify -> report -> cli. The table of the design, held by walking the imports."""
+"""One direction, spec to commands: the table of the design, held by walking the imports."""
 
 import ast
 import subprocess
