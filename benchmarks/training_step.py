@@ -108,6 +108,22 @@ def measured(variant, shape, threads):
     return {"seconds": statistics.median(taken), "kilobytes": peak}
 
 
+def row_seconds():
+    """Seconds the data pipeline takes for a step's rows of the text on this machine, the median of many."""
+    import tempfile
+
+    from smelt_budget.verify.data import load
+
+    with tempfile.TemporaryDirectory() as cache:
+        packed = load(None, cache=Path(cache)).packed(CONTEXT, 0)
+    taken = []
+    for step in range(200):
+        began = time.perf_counter()
+        packed.rows(step, BATCH)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
@@ -140,6 +156,7 @@ def main():
     print(f"transformers ({best}) / ours, fp32:  {seconds[best] / seconds['baseline fp32']:.2f} in time")
     print(f"ours / transformers ({best}), fp32:  {kilobytes['baseline fp32'] / kilobytes[best]:.2f} in memory")
     print(f"twin / baseline, fp32:               {seconds['twin fp32'] / seconds['baseline fp32']:.2f} in time")
+    print(f"data pipeline / baseline step:       {row_seconds() / seconds['baseline fp32']:.2%}")
     print(f"bf16 / fp32, baseline:               {seconds['baseline bf16'] / seconds['baseline fp32']:.2f} in time")
 
 

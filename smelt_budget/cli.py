@@ -225,12 +225,13 @@ def solve(
     )
     with SlowWork("searching") as work:
         solution = find_twin(reading.spec, request, work.advanced)
+    found = solution.as_dict() | ({"built_otherwise": list(reading.functions)} if reading.functions else {})
     if out is not None:
         heading = f"A compute-matched pair by smelt-budget {smelt_budget.__version__}, from {reading.origin}."
-        write_text(out, as_yaml(solution.as_dict(), heading), force)
+        write_text(out, as_yaml(found, heading), force)
         typer.echo(f"wrote {out}", err=True)
     if as_json:
-        print_json(solution.as_dict())
+        print_json(found)
         return
     from smelt_budget.report.solution import solution_view
 

@@ -64,7 +64,10 @@ def read_pair(path: str | Path | None = None) -> Pair:
         raise BadInput(f"{origin} is no solved pair: {' and '.join(missing)} missing", FIX)
     baseline, twin = read(f"{origin}#baseline"), read(f"{origin}#twin")
     check_arms(baseline.spec, twin.spec, origin)
-    notes = list(dict.fromkeys((*baseline.notes, *twin.notes)))
+    otherwise = data.get("built_otherwise")
+    listed = otherwise if isinstance(otherwise, list) else []
+    told = [f"built otherwise: {one}" for one in listed if isinstance(one, str)]
+    notes = list(dict.fromkeys((*baseline.notes, *twin.notes, *told)))
     setting = setting_of(baseline, origin, notes)
     request = request_of(data, baseline.spec, twin.spec, setting, Source(origin, notes))
     return Pair(baseline.spec, twin.spec, setting, request, origin, tuple(notes))

@@ -4,7 +4,9 @@ import re
 from fractions import Fraction
 
 import pytest
+from typer.testing import CliRunner
 
+from smelt_budget.cli import app
 from smelt_budget.errors import BadInput
 from smelt_budget.ledger import Ledger
 from smelt_budget.report.write import as_yaml
@@ -169,3 +171,11 @@ def test_built_in_pairs_read_back(tmp_path):
     solution = solve(read("deepseek-v2-lite").spec, Request(heads="sectioned", top=0))
     pair = read_pair(written(tmp_path, solution.as_dict()))
     assert (pair.baseline, pair.twin, pair.request.heads) == (solution.baseline, solution.twin, "sectioned")
+
+
+def test_what_is_built_otherwise_travels_with_the_pair(tmp_path):
+    """phimoe routes by sparsemixer, the model here by softmax: said at solve -v, and again by whoever builds it."""
+    path = tmp_path / "smelt.yaml"
+    result = CliRunner().invoke(app, ["solve", "--baseline", "phi-3.5-moe", "--out", str(path)])
+    assert result.exit_code == 0, result.stderr
+    assert any("sparsemixer" in note for note in read_pair(path).notes)
