@@ -133,12 +133,12 @@ def forward(
     pre_S2F = x_NH.new_empty(idx_NK.numel(), width)
     pre_S2F[slots.routed :].zero_()
     out_PH = x_NH.new_empty(slots.number + 1, hidden)
-    up_EH2F, down_EFH = w_gate_up_E2FH.mT, w_down_EHF.mT
+    up, down = w_gate_up_E2FH.mT.unbind(), w_down_EHF.mT.unbind()
     for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         pre = pre_S2F[rows] if slots.spare_P is None else x_NH.new_empty(sum(sizes), width)
         products(
             x_NH.index_select(0, slots.token_P[at]).split_with_sizes(sizes),
-            part(up_EH2F, chunk),
+            part(up, chunk),
             pre.split_with_sizes(sizes),
         )
         if b_gate_up_E2F is not None:
@@ -147,7 +147,7 @@ def forward(
             pre_S2F[rows] = pre[~slots.spare_P[at]]
         h = swiglu.weighted(pre, weight_P1[at], limit)
         out = out_PH[at]
-        products(h.split_with_sizes(sizes), part(down_EFH, chunk), out.split_with_sizes(sizes))
+        products(h.split_with_sizes(sizes), part(down, chunk), out.split_with_sizes(sizes))
         if b_down_EH is not None:
             out += repeated(b_down_EH[chunk], sizes) * weight_P1[at]
     return summed(out_PH, slots), pre_S2F
@@ -181,23 +181,25 @@ def backward(
     for each in (dw_up, dw_down, db_up, db_down):
         if idle and each.numel():
             each[idle] = 0
+    up, down = w_gate_up_E2FH.unbind(), w_down_EHF.unbind()
+    d_up, d_down = dw_up.unbind(), dw_down.unbind()
     for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         grad = grad_NH.index_select(0, slots.token_P[at])
         pre = pre_S2F[rows] if slots.spare_P is None else pre_S2F.index_select(0, slots.row_P[at])
         dh = x_NH.new_empty(len(grad), width // 2)
-        products(grad.split_with_sizes(sizes), part(w_down_EHF, chunk), dh.split_with_sizes(sizes))
+        products(grad.split_with_sizes(sizes), part(down, chunk), dh.split_with_sizes(sizes))
         h, dweight, dpre = swiglu.backward(dh, pre, weight_P1[at], limit)
         if need_down:
-            products(grad.t().split_with_sizes(sizes, 1), h.split_with_sizes(sizes), part(dw_down, chunk))
+            products(grad.t().split_with_sizes(sizes, 1), h.split_with_sizes(sizes), part(d_down, chunk))
         if need_up:
             x = x_NH.index_select(0, slots.token_P[at])
-            products(dpre.t().split_with_sizes(sizes, 1), x.split_with_sizes(sizes), part(dw_up, chunk))
+            products(dpre.t().split_with_sizes(sizes, 1), x.split_with_sizes(sizes), part(d_up, chunk))
         if need_x:
-            products(dpre.split_with_sizes(sizes), part(w_gate_up_E2FH, chunk), dx_PH[at].split_with_sizes(sizes))
+            products(dpre.split_with_sizes(sizes), part(up, chunk), dx_PH[at].split_with_sizes(sizes))
         if need_b_up:
-            totals(dpre.split_with_sizes(sizes), part(db_up, chunk))
+            totals(dpre.split_with_sizes(sizes), part(db_up.unbind(), chunk))
         if need_b_down:
-            totals((grad * weight_P1[at]).split_with_sizes(sizes), part(db_down, chunk))
+            totals((grad * weight_P1[at]).split_with_sizes(sizes), part(db_down.unbind(), chunk))
         if b_down_EH is not None:
             dweight += (grad * repeated(b_down_EH[chunk], sizes)).sum(1)
         dweight_P[at] = dweight
@@ -206,9 +208,9 @@ def backward(
     return dx, dw_up, dw_down, dweight, db_up, db_down
 
 
-def part(each_EX: Tensor, experts: list[int]) -> list[Tensor]:
-    """Views of what belongs to these experts."""
-    return [each_EX[e] for e in experts]
+def part(each: Sequence[Tensor], experts: list[int]) -> list[Tensor]:
+    """What belongs to these experts."""
+    return [each[e] for e in experts]
 
 
 def products(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[Tensor]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -60,7 +61,8 @@ class Transformer(nn.Module):
         """Recompute each layer in the backward pass instead of keeping its insides."""
         core = range(spec.loop.start, spec.loop.stop) if spec.loop else range(0)
         scale = spec.loop.residual_scale if spec.loop else 1.0
-        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        table = torch.empty(spec.vocab_size, spec.hidden_size)  # the default start loads torch._dynamo on meta: 2 s
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer_of(spec, kind), scale if i in core else 1.0)
             for i, kind in enumerate(layer_kinds(spec))
