@@ -48,7 +48,7 @@ class Recipe(Frozen):
     auxiliary: Annotated[float, Field(ge=0)] = 0.01
     z: Annotated[float, Field(ge=0)] = 1e-3
     bias_step: Annotated[float, Field(ge=0)] = 1e-3
-    held_out_rows: Annotated[int, Field(ge=1)] = 128
+    held_out_rows: Annotated[int, Field(ge=1)] = 64
     """Rows per domain both arms are judged on."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 20
     """Steps between checkpoints."""
@@ -76,8 +76,8 @@ class Recipe(Frozen):
         return 1.0 if step < self.steps - decay else (self.steps - step) / decay
 
     def shorter(self) -> Recipe:
-        """The recipe for trying a rate: the same in half the steps."""
-        return self.changed(steps=max(1, self.steps // 2))
+        """The recipe for trying a rate: the same in a quarter of the steps."""
+        return self.changed(steps=max(1, self.steps // 4))
 
     def changed(self, **fields: Any) -> Recipe:
         """A changed copy, validated again."""

@@ -3,7 +3,10 @@
     stream   epoch 0, epoch 1, ... ; epoch e is BOS document BOS document ... in the order
              default_rng([seed, e]).permutation(D), so every document comes once per epoch
     row r    stream[r T .. r T + T], both ends included: T inputs and T targets, one token shared with row r + 1
-    step s   rows [s B, (s + 1) B); rank k of W has the k-th contiguous share of them
+    block e  the R = floor(epoch / T) rows from e R on, in the order default_rng([seed, e, 1]).permutation(R): rows of
+             one long document stand far apart, for a batch of neighbours is hardly more than one sample
+             (0.4 nats worse after 160 steps of 8 rows: docs/log.md)
+    step s   places [s B, (s + 1) B) of that order; rank k of W has the k-th contiguous share of them
 
 Nothing is materialised and nothing is remembered: resuming, other ranks and other machines see the same rows.
 B rows of a batch, T inputs of a row, D documents.
@@ -50,6 +53,7 @@ class Packed:
                 f"{self.tokens:,} tokens are less than one row of {length + 1:,}", "fix: more --data, or shorter rows"
             )
         self.orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.shuffles: dict[int, np.ndarray] = {}
 
     def rows(self, step: int, batch_size: int, rank: int = 0, world: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """(ids [B, T+1] int64, document [B, T+1] int32) of one rank's share of the step's batch of `batch_size` rows.
@@ -68,17 +72,24 @@ class Packed:
                 "fix: more --data, or a smaller batch",
             )
         share = batch_size // world
-        stream = self.stream((step * batch_size + rank * share) * self.length, share * self.length + 1)
-        ids, sequence = self.cut(stream.ids), self.cut(stream.sequence)
-        return ids, (sequence - sequence[:, :1]).astype(np.int32)
+        first = step * batch_size + rank * share
+        streams = [self.stream(self.row(place) * self.length, self.length + 1) for place in range(first, first + share)]
+        sequence = np.stack([stream.sequence for stream in streams])
+        return np.stack([stream.ids for stream in streams]), (sequence - sequence[:, :1]).astype(np.int32)
+
+    def row(self, place: int) -> int:
+        """Which row of the stream stands at a place of the shuffled order."""
+        whole = self.tokens // self.length
+        block, at = divmod(place, whole)
+        if block not in self.shuffles:
+            while len(self.shuffles) > 1:  # a batch touches two blocks at most
+                del self.shuffles[next(iter(self.shuffles))]
+            self.shuffles[block] = np.random.default_rng([self.seed, block, 1]).permutation(whole)
+        return block * whole + int(self.shuffles[block][at])
 
     def epochs(self, steps: int, batch_size: int) -> float:
         """How often the text has been read after so many steps; over 1 means that documents came again."""
         return steps * batch_size * self.length / self.tokens
-
-    def cut(self, flat: np.ndarray) -> np.ndarray:
-        """[B T + 1] to [B, T+1]: each row's last is the next row's first."""
-        return np.concatenate([flat[:-1].reshape(-1, self.length), flat[self.length :: self.length, None]], 1)
 
     def stream(self, first: int, count: int) -> Stream:
         """`count` tokens of the endless stream from position `first`."""
@@ -122,7 +133,7 @@ class Packed:
         """The epoch's permutation [D], and where each of its documents ends in the epoch [D]."""
         if epoch not in self.orders:
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.documents))
-            while len(self.orders) > 1:  # a batch touches two epochs at most
+            while len(self.orders) > 2:  # two blocks touch three epochs at most
                 del self.orders[next(iter(self.orders))]
             self.orders[epoch] = order, np.cumsum(self.documents.length[order] + 1)
         return self.orders[epoch]
