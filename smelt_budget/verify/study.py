@@ -1,8 +1,8 @@
 """One arm from its choice of rate to its last seed; what is done already is not done again.
 
-rate-<factor>   each factor x 0.75/hidden in a quarter of the steps, on a seed of its own; while the best is at the edge of
-                what was tried, one more beyond it (a comparison at one shared rate says nothing: its sign turns
-                with the rate, docs/log.md)
+rate-<factor>   each factor x 0.75/hidden in a quarter of the steps, on a seed of its own; while the best is at the
+                edge of what was tried, one more beyond it (a comparison at one shared rate says nothing: its sign
+                turns with the rate, docs/log.md)
 seed-<n>        the comparison: same seeds, rows and recipe as the other arm, at the rate this one chose
 """
 
