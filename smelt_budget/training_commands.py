@@ -223,7 +223,9 @@ def evaluate(
     data: Data = None,
     arm: Annotated[Literal["baseline", "twin", "both"], typer.Option(help="Which of the two models.")] = "both",
     run_seed: SeedOf = 0,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Sequences of each domain.")] = 128,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Sequences of each domain.", show_default="as verify judged")
+    ] = None,
     text_field: TextField = None,
     token_dtype: TokenDtype = None,
     as_json: Json = False,

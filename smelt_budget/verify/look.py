@@ -31,7 +31,7 @@ POSITIONS = {"0-15": 15, "16-63": 63, "64-255": 255, "256+": math.inf}
 def looking(model: Transformer) -> Iterator[None]:
     """Nothing learns in here, layers run uncompiled, and afterwards the model is in the mode it was in."""
     training = model.training
-    compiled = any(layer._compiled_call_impl is not None for layer in model.layers)
+    compiled = any(module._compiled_call_impl is not None for module in model.modules())
     model.eval()
     try:
         # a watch is another function for every layer: compiled, each would be compiled again

@@ -95,7 +95,7 @@ def evaluated(
     arms: tuple[str, ...],
     seed: int,
     sources: tuple[str, ...],
-    rows: int,
+    rows: int | None,
     text_field: str | None = None,
     token_dtype: str | None = None,
 ) -> dict[str, Any]:
@@ -106,6 +106,7 @@ def evaluated(
     text = asked.text.model_copy(update=own)
     split = text.load(run / CACHE)
     documents = joined_again(split) if sources else split.held_out
+    rows = rows or asked.recipe.held_out_rows
     held_out = HeldOut(documents, asked.recipe.context, rows, split.bos_id, split.token_bytes, split.domains)
     return {
         "text": split.name,
