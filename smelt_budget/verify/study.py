@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from smelt_budget.verify.train import Diverged, Interrupted, Job, Told, Trainer
 
 RATE_SEED = 1_000_003
 """The choice of rate sees other rows and other weights than the comparison."""
+TIE = 0.01
+"""Nats per token that a choice from one short run cannot tell apart (docs/log.md)."""
 MOST_BEYOND = 3
 """How often the choice goes one factor further when the best is at the edge."""
 SINK_ROWS, RECALL_ROWS = 64, 128
@@ -66,8 +68,8 @@ class Study:
             for factor in factors:
                 if factor not in losses:
                     losses[factor] = self.tried(factor, first * factor, told, stopping)
-            best = min(factors, key=lambda f: math.inf if losses[f] is None else losses[f])  # pyright: ignore[reportArgumentType, reportCallIssue]
-            if losses[best] is None:
+            best = taken(losses)
+            if best is None:
                 why = [(read_result(self.folder / rate_name(f)) or {})["diverged"].splitlines()[0] for f in factors]
                 raise SmeltError(f"{self.arm}: every rate diverged", *why, "fix: another --out, smaller --rate-factors")
             edge = best in (factors[0], factors[-1])
@@ -185,6 +187,12 @@ class Study:
 def rate_name(factor: float) -> str:
     """The run that tries a factor."""
     return f"rate-{factor:g}"
+
+
+def taken(losses: Mapping[float, float | None]) -> float | None:
+    """The smallest factor within `TIE` of the best loss: a short run flatters large rates; `None` if all diverged."""
+    finite = {factor: loss for factor, loss in losses.items() if loss is not None}
+    return min((f for f, loss in finite.items() if loss <= min(finite.values()) + TIE), default=None)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

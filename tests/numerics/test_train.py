@@ -235,3 +235,13 @@ def test_other_text_is_another_run(asked, tmp_path, text):
             asked.split(tmp_path)
     finally:
         extra.unlink()
+
+
+def test_of_rates_that_cannot_be_told_apart_the_smallest_is_taken():
+    """The losses of a real choice of 40 steps (docs/log.md); one that diverged is never taken."""
+    from smelt_budget.verify.study import taken
+
+    assert taken({0.5: 2.9408, 1.0: 2.9407, 2.0: 2.9527}) == 0.5
+    assert taken({0.25: 2.9949, 0.5: 2.8935, 1.0: 2.8939, 2.0: 2.8974}) == 0.5
+    assert taken({0.5: 3.1, 1.0: 2.9, 2.0: None}) == 1.0
+    assert taken({0.5: None, 1.0: None}) is None
