@@ -119,6 +119,7 @@ def verify(
     )
     options = Options(out, recipe, text, size, active_params, device, dtype, compile_layers, checkpointing, resume)
     if not counts_only:
+        check_trackers(tensorboard, wandb)
         check_started(options)
     for note in solved.notes:
         typer.echo(f"note: {note}", err=True)
@@ -135,6 +136,18 @@ def verify(
             show(verify_view(result))
     if not agree:
         raise CountsDisagree("formula and model disagree", *counts_difference(result["counts"]))
+
+
+def check_trackers(tensorboard: bool, wandb: bool) -> None:
+    """A tracker that is not installed is missed before the training, not after it."""
+    from importlib.util import find_spec
+
+    for name, asked in (("tensorboard", tensorboard), ("wandb", wandb)):
+        if asked and find_spec(name) is None:
+            raise BadInput(
+                f"--{name} needs the package {name}, which is not installed",
+                "fix: pip install 'smelt-budget[trackers]'",
+            )
 
 
 def check_started(options: Any) -> None:

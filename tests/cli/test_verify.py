@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -347,3 +348,13 @@ def test_models_that_are_not_there(command, begun):
         result = run(command, begun, "--arm twin")
         assert result.exit_code == 2
         assert "cannot be read" in said(result)
+
+
+def test_a_missing_tracker_is_missed_before_anything_is_trained(monkeypatch, tmp_path):
+    """Exit 2 at once; nothing is written."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    pair = Path(__file__).resolve().parents[2] / "examples" / "smelt.yaml"
+    result = CliRunner().invoke(app, ["verify", str(pair), "--wandb", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert "--wandb needs the package wandb" in result.stderr
+    assert not (tmp_path / "run").exists()
