@@ -1,0 +1,309 @@
+"""Where does the library of the expert kernels come from? Compiled once, then from a cache; a broken one is replaced.
+
+    cuda       nvcc, for every architecture of ARCHITECTURES or for those asked; cudart is linked in
+    emulated   g++ on the same sources, with the emulator of `kernels/emulator` in place of CUDA: a test back end
+
+A library's folder in the cache is named after what it was made from: sources, flags, compiler and architectures. It is
+built beside its place and renamed into it, under a lock; its stamp knows what is in it, so that a file that was cut off
+or replaced is noticed before it is loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from smelt_budget.errors import SmeltError
+
+Target = Literal["cuda", "emulated"]
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "compute_80")
+"""Of a library for every machine: three generations, and PTX for what comes between and after."""
+LAST_LINES = 12
+"""Of what a compiler said; the whole is in the log."""
+AT_ONCE = 2  # a translation unit takes about a gigabyte in ptxas
+STAMP, LOG = "stamp.json", "build.log"
+
+log = logging.getLogger("smelt_budget.kernels")
+
+
+class KernelBuildError(SmeltError):
+    """The kernels were not compiled; the last lines of the compiler are the details."""
+
+
+class NoCompiler(KernelBuildError):
+    """Nothing here compiles the kernels; the details say where it was looked for and how to get it."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A program that was started once and answered."""
+
+    program: str
+    version: str
+    """All it says of itself, and the host compiler behind it."""
+    link: tuple[str, ...] = ()
+    """Where its libraries are, if it does not know."""
+    knows: tuple[str, ...] = ()
+    """The GPUs that nvcc can compile for."""
+
+
+def build(
+    target: Target,
+    *,
+    sources: Path | None = None,
+    sanitize: str | None = None,
+    architectures: Sequence[str] | None = None,
+    anew: bool = False,
+) -> Path:
+    """The path of the shared library, compiled if it is not in the cache.
+
+    `sources` is a folder like `kernels`; `sanitize` is what g++ calls so (emulated only); `architectures` is left out
+    for all of them; `anew` compiles even if a sound library is there.
+
+    Raises:
+        NoCompiler: none was found.
+        KernelBuildError: it found errors in the sources.
+    """
+    sources = kernels_folder() if sources is None else Path(sources)
+    compiler = gxx() if target == "emulated" else nvcc()
+    flags = [] if target == "emulated" else architecture_flags(compiler, architectures or ARCHITECTURES)
+    if target == "emulated":
+        flags = ["-std=c++17", "-O2", "-g", "-DSMELT_EMULATED", "-fPIC", "-pthread", f"-I{sources / 'emulator'}"]
+        flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else []
+    else:
+        flags += ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
+    recipe = [target, compiler.version, *flags, *compiler.link]
+    key = fingerprint(sources, [part.replace(str(sources), "") for part in recipe])
+    name = f"{target}-{key[:20]}"
+    cached = cache_folder() / name
+    if not anew and (library := sound(cached)):
+        return library
+    root = writable(cache_folder())
+    with locked(root / f"{name}.lock"):
+        if not anew and (library := sound(root / name)):
+            return library
+        if (root / name).exists():
+            log.info("the kernels in %s are damaged or do not load; they are compiled again", root / name)
+        log.info("compiling the expert kernels (%s) into %s", target, root / name)
+        return compiled(target, compiler, [*flags, f"-I{sources / 'include'}"], sources, root / name)
+
+
+def kernels_folder() -> Path:
+    """Where the sources are: in the installed package, or beside it in a checkout.
+
+    Raises:
+        KernelBuildError: in neither.
+    """
+    package = Path(__file__).parents[1]
+    # inside first: `kernels` beside an installed package is somebody else's package of that name
+    for folder in (package / "kernels", package.parent / "kernels"):
+        if (folder / "include" / "abi.h").is_file():
+            return folder
+    raise KernelBuildError(
+        f"the sources of the kernels are missing: neither {package / 'kernels'} nor {package.parent / 'kernels'}",
+        "fix: install smelt-budget again",
+    )
+
+
+def cache_folder() -> Path:
+    """The user's cache for compiled kernels; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "smelt-budget" / "kernels"
+
+
+def fingerprint(sources: Path, recipe: Sequence[str]) -> str:
+    """Of everything a library is made from."""
+    digest = hashlib.sha256(json.dumps(list(recipe)).encode())
+    for path in sorted(p for p in sources.rglob("*") if p.suffix in (".cu", ".h")):
+        digest.update(f"\0{path.relative_to(sources).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def sound(folder: Path) -> Path | None:
+    """The library in a folder of the cache, if it is what the stamp says it is."""
+    try:
+        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        library = folder / stamp["library"]
+        return library if hashlib.sha256(library.read_bytes()).hexdigest() == stamp["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def compiled(target: Target, compiler: Compiler, flags: list[str], sources: Path, place: Path) -> Path:
+    """Every source a translation unit, linked, and renamed into its place at once."""
+    work = Path(tempfile.mkdtemp(prefix=f"{place.name}.", dir=place.parent))
+    try:
+        units = sorted((sources / "src").glob("*.cu"))
+        language = ["-x", "c++"] if target == "emulated" else []
+        commands = [
+            [compiler.program, *flags, *language, "-c", str(unit), "-o", str(work / f"{unit.stem}.o")] for unit in units
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            said = list(pool.map(ran, commands))
+        library = work / f"libsmelt_{target}.so"
+        link = ["-cudart", "static"] if target == "cuda" else ["-pthread"]
+        link += [flag for flag in flags if flag.startswith("-fsanitize")] + list(compiler.link)
+        objects = [command[-1] for command in commands]
+        said.append(ran([compiler.program, "-shared", *link, *objects, "-o", str(library)]))
+        for unit in objects:
+            Path(unit).unlink()
+        (work / LOG).write_text("".join(said), encoding="utf-8")
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        # named after its content: a process that holds a bad one would be given that again for the same name
+        library = library.rename(library.with_stem(f"{library.stem}-{digest[:12]}"))
+        (work / STAMP).write_text(json.dumps({"library": library.name, "sha256": digest}), encoding="utf-8")
+        work.chmod(0o755)
+        if place.exists():
+            place.rename(work / "before")  # never a moment with half a library in it
+        work.rename(place)
+        shutil.rmtree(place / "before", ignore_errors=True)
+        return place / library.name
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def ran(command: list[str]) -> str:
+    """What a compiler said.
+
+    Raises:
+        KernelBuildError: it failed.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    said = f"$ {' '.join(command)}\n{done.stdout}{done.stderr}"
+    if done.returncode:
+        lines = [line for line in said.splitlines()[1:] if not line.startswith("ptxas info")]
+        raise KernelBuildError(
+            f"{Path(command[0]).name} does not compile the expert kernels (exit code {done.returncode})",
+            *lines[-LAST_LINES:],
+        )
+    return said
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock of a process that died is free."""
+    import fcntl
+
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that compiles the same kernels (%s)", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def writable(folder: Path) -> Path:
+    """The folder, or a temporary one for this process where nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        instead = temporary()
+        log.info("%s cannot be written (%s); kernels are kept in %s for this process", folder, error.strerror, instead)
+        return instead
+
+
+@functools.cache
+def temporary() -> Path:
+    """A folder that goes with the process."""
+    folder = tempfile.mkdtemp(prefix="smelt-budget-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def architecture_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:
+    """What nvcc is told for each, if it knows it: an older one makes no code for a newer GPU, which takes the PTX."""
+    known = {gpu.split("_")[1] for gpu in compiler.knows}
+    flags = []
+    for name in architectures:
+        number = name.split("_")[1]
+        if number.rstrip("af") in known:
+            flags += ["-gencode", f"arch=compute_{number},code={name}"]
+    if not flags:
+        raise KernelBuildError(f"{compiler.program} knows none of {', '.join(architectures)}", "fix: a newer nvcc")
+    return flags
+
+
+def gxx() -> Compiler:
+    """The C++ compiler of `CXX`, or g++.
+
+    Raises:
+        NoCompiler: it does not start.
+    """
+    program = os.environ.get("CXX") or "g++"
+    version = answer([program, "--version"])
+    if version is None:
+        raise NoCompiler(f"no C++ compiler for the emulated kernels: {program} does not start", "fix: install g++")
+    return Compiler(program, version)
+
+
+def nvcc() -> Compiler:
+    """The system's nvcc, or that of NVIDIA's wheels.
+
+    Raises:
+        NoCompiler: neither is there, or neither starts.
+    """
+    candidates = nvcc_candidates()
+    for where, program in candidates:
+        version = None if program is None else answer([program, "--version"])
+        if program is None or version is None:
+            log.debug("no nvcc: %s", where)
+            continue
+        host = answer(["g++", "--version"]) or ""
+        knows = tuple((answer([program, "--list-gpu-code"]) or "").split())
+        root = Path(program).parents[1]
+        # the wheels have lib where a toolkit has lib64, and nvcc looks only there
+        link = (f"-L{root / 'lib'}",) if (root / "lib" / "libcudart_static.a").is_file() else ()
+        return Compiler(program, version + host, link, knows)
+    raise NoCompiler(
+        "no nvcc, which compiles the expert kernels",
+        *(f"looked for: {where}" for where, _ in candidates),
+        "fix: pip install 'smelt-budget[cuda]', or install the CUDA toolkit",
+    )
+
+
+def nvcc_candidates() -> list[tuple[str, str | None]]:
+    """Where an nvcc may be, in words, and its path if there is a file."""
+    found: list[tuple[str, str | None]] = []
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        value = os.environ.get(variable)
+        path = None if not value else Path(value, "bin", "nvcc")
+        words = f"{variable} (not set)" if path is None else f"{path} ({variable})"
+        found.append((words, str(path) if path and path.is_file() else None))
+    found.append(("nvcc on PATH", shutil.which("nvcc")))
+    default = Path("/usr/local/cuda/bin/nvcc")
+    found.append((str(default), str(default) if default.is_file() else None))
+    wheels = [path for folder in nvidia_folders() for path in sorted(folder.glob("cu*/bin/nvcc"), reverse=True)]
+    found.append(("NVIDIA's wheels (nvidia-cuda-nvcc)", str(wheels[0]) if wheels else None))
+    return found
+
+
+def nvidia_folders() -> list[Path]:
+    """Where NVIDIA's wheels are installed."""
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+
+
+def answer(command: list[str]) -> str | None:
+    """What a program says of itself; None if it does not start."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
