@@ -1,15 +1,16 @@
 """How fast is the expert op on this CPU, forward and backward, beside other ways to write it?
 
-    python benchmarks/experts.py --threads 1 --rounds 20
+    python benchmarks/experts.py --threads 1 2 --dtype float32 bfloat16 --rounds 20
 
 Every round draws a routing, as every training step does, and runs each form once, so that whatever else the machine
-does falls on all of them. A line gives our median in milliseconds and, for the others, their median over ours. Forms
-that need more memory than `--gigabytes` are left out.
+does falls on all of them. A line gives our median in milliseconds and, for the others, their median over ours; a line
+below says where these ratios are required. Forms that need more memory than `--gigabytes` are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -31,18 +32,33 @@ SHAPES = (  # N, H, F, E, K
     (2048, 128, 64, 32, 4),
     (1024, 512, 256, 64, 8),
     (2048, 768, 384, 128, 8),
+    (4096, 256, 128, 64, 4),
 )
+REQUIRED = {"hf eager": (SHAPES[-1:], 5.0), "grouped_mm": (SHAPES, 0.95), "grouped_mm index_add": (SHAPES, 0.95)}
+"""At which shapes a form takes at least how many times as long as ours. `hf eager` is the usual loop over experts,
+whose `weight[e]` makes a gradient of full size for each: E^2."""
 Form = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def grouped(x: Tensor, w_gate_up: Tensor, w_down: Tensor, idx: Tensor, weight: Tensor) -> Tensor:
     """grouped_mm under autograd, summed in a fixed order."""
+    out, order = grouped_rows(x, w_gate_up, w_down, idx, weight)
+    return out[order.argsort()].view(*idx.shape, -1).sum(1)
+
+
+def grouped_index_add(x: Tensor, w_gate_up: Tensor, w_down: Tensor, idx: Tensor, weight: Tensor) -> Tensor:
+    """grouped_mm under autograd, summed as most people write it."""
+    out, order = grouped_rows(x, w_gate_up, w_down, idx, weight)
+    return torch.zeros_like(x).index_add(0, order // idx.shape[1], out)
+
+
+def grouped_rows(x: Tensor, w_gate_up: Tensor, w_down: Tensor, idx: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted rows sorted by expert, and which choice each is."""
     keys, order = idx.flatten().sort(stable=True)
     ends = torch.bincount(keys, minlength=len(w_down)).cumsum(0).int()
     pre = torch.nn.functional.grouped_mm(x[order // idx.shape[1]], w_gate_up.mT, offs=ends)
     h = swiglu(pre, None) * weight.flatten()[order, None].to(x.dtype)
-    out = torch.nn.functional.grouped_mm(h, w_down.mT, offs=ends)
-    return out[order.argsort()].view(*idx.shape, -1).sum(1)
+    return torch.nn.functional.grouped_mm(h, w_down.mT, offs=ends), order
 
 
 def transformers_form(name: str, w_gate_up: Tensor, w_down: Tensor) -> Form:
@@ -71,11 +87,12 @@ def once(form: Form, inputs: list[Tensor], grad: Tensor) -> tuple[float, float]:
 
 
 def compare(shape: tuple[int, ...], dtype: torch.dtype, rounds: int, gigabytes: float, only: list[str] | None) -> str:
-    """One line of the table."""
+    """One line of the table, and what is required of it."""
     N, H, F, E, K = shape
     x, w_gate_up, w_down = torch.randn(N, H), torch.randn(E, 2 * F, H) * H**-0.5, torch.randn(E, H, F) * F**-0.5
     x, w_gate_up, w_down = (t.to(dtype).requires_grad_() for t in (x, w_gate_up, w_down))
     forms: dict[str, Form] = {"ours": experts, "definition": experts_definition, "grouped_mm": grouped}
+    forms["grouped_mm index_add"] = grouped_index_add
     forms |= {
         f"hf {name}": transformers_form(name, w_gate_up, w_down) for name in ("eager", "batched_mm", "grouped_mm")
     }
@@ -92,24 +109,36 @@ def compare(shape: tuple[int, ...], dtype: torch.dtype, rounds: int, gigabytes: 
                 seconds[name].append(spent)
     forward, both = ({name: median(s[i] for s in all_) for name, all_ in seconds.items()} for i in (0, 1))
     ours = f"{1e3 * forward['ours']:.1f} + {1e3 * (both['ours'] - forward['ours']):.1f} ms"
-    others = "  ".join(f"{name} {both[name] / both['ours']:.2f}" for name in forms if name != "ours")
-    return f"N={N} H={H} F={F} E={E} K={K}: ours {ours}   {others}"
+    ratios = {name: both[name] / both["ours"] for name in forms if name != "ours"}
+    others = "  ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    return f"N={N} H={H} F={F} E={E} K={K}: ours {ours}   {others}{judged(shape, ratios)}"
+
+
+def judged(shape: tuple[int, ...], ratios: dict[str, float]) -> str:
+    """A line for the ratios that REQUIRED names."""
+    words = [
+        f"{name} / ours {ratios[name]:.2f}x, at least {least:g}x: {'met' if ratios[name] >= least else 'not met'}"
+        for name, (shapes, least) in REQUIRED.items()
+        if name in ratios and shape in shapes
+    ]
+    return f"\n    {'; '.join(words)}" if words else ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", nargs="+", default=["float32"])
     parser.add_argument("--shapes", type=int, nargs="*", default=range(len(SHAPES)), help="places in SHAPES")
     parser.add_argument("--only", nargs="*", help="forms beside ours")
     parser.add_argument("--gigabytes", type=float, default=4)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    print(f"{options.dtype}, {options.threads} threads, forward + backward; others as multiples of ours")
-    for place in options.shapes:
-        print(compare(SHAPES[place], getattr(torch, options.dtype), options.rounds, options.gigabytes, options.only))
+    for threads, dtype in itertools.product(options.threads, options.dtype):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        print(f"{dtype}, {threads} thread{'s' * (threads > 1)}, forward + backward; others as multiples of ours")
+        for place in options.shapes:
+            print(compare(SHAPES[place], getattr(torch, dtype), options.rounds, options.gigabytes, options.only))
 
 
 if __name__ == "__main__":
