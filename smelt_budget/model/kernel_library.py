@@ -1,7 +1,8 @@
 """How does Python call the expert kernels? Through ctypes, by one table for the CUDA and the emulated library.
 
-Pointers are whole numbers (`Tensor.data_ptr()`; None is a null pointer). N tokens, K choices, S = N K rows sorted by
-expert, E experts, H hidden, F expert width; the meaning of every function is in `kernels/include/abi.h`.
+A pointer is a tensor, which then outlives the call, or its `data_ptr()`; None is the null pointer. N tokens, K choices,
+S = N K rows sorted by expert, E experts, H hidden, F expert width; the meaning of every function is in
+`kernels/include/abi.h`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Library:
 
     def _checked(self, function: Any) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
-            code = function(*arguments)
+            code = function(*(a.data_ptr() if hasattr(a, "data_ptr") else a for a in arguments))
             if code:
                 raise KernelError(f"{function.__name__}: {self.message(code)}")
 
