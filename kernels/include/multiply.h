@@ -134,6 +134,8 @@ struct AcrossK {
   }
 };
 
+SMELT_DEVICE int64_t k_steps(int64_t depth) { return (depth + K_STEP - 1) / K_STEP; }
+
 template <class T>
 using Sums = float[T::M][T::N][4];
 

@@ -30,7 +30,7 @@ void dact_kernel(DactArguments a) {
   const auto hidden_row = [=](int64_t k) -> const bf16* { return routed && k < a.H ? w + k * a.F : nullptr; };
   AcrossK<COLUMNS, T::THREADS, decltype(hidden_row)> weights(a.w_down, feature0, a.F, hidden_row);
   Sums<T> dh;
-  multiply<T>(tokens, weights, routed ? tiles(a.H, K_STEP) : 0, dh);
+  multiply<T>(tokens, weights, routed ? k_steps(a.H) : 0, dh);
 
   const Warp<T> warp;
   SMELT_UNROLL

@@ -25,7 +25,7 @@ void down_kernel(DownArguments a) {
     return column0 + r < a.H ? w + (column0 + r) * a.F : nullptr;
   });
   Sums<T> c;
-  multiply<T>(slots, weights, routed ? tiles(a.F, K_STEP) : 0, c);
+  multiply<T>(slots, weights, routed ? k_steps(a.F) : 0, c);
   store_rows<T>(c, a.out, place.first, place.last, column0, a.H);
 }
 

@@ -27,7 +27,7 @@ void dx_kernel(DxArguments a) {
   const auto feature_row = [=](int64_t k) -> const bf16* { return routed && k < features ? w + k * a.H : nullptr; };
   AcrossK<COLUMNS, T::THREADS, decltype(feature_row)> weights(a.w_gate_up, column0, a.H, feature_row);
   Sums<T> c;
-  multiply<T>(slots, weights, routed ? tiles(features, K_STEP) : 0, c);
+  multiply<T>(slots, weights, routed ? k_steps(features) : 0, c);
   store_rows<T>(c, a.dx, place.first, place.last, column0, a.H);
 }
 

@@ -103,7 +103,7 @@ void offsets_kernel(PlanArguments a) {
   int slots_before = 0, tiles_before = 0;
   for (int64_t first = 0; first < a.E; first += THREADS) {
     const int64_t e = first + threadIdx.x;
-    const int slots = e < a.E ? a.totals[e] : 0, row_tiles = static_cast<int>(tiles(slots, a.tile_rows));
+    const int slots = e < a.E ? a.totals[e] : 0, row_tiles = (slots + a.tile_rows - 1) / a.tile_rows;
     int slots_through = sum_up_to(slots, lane), tiles_through = sum_up_to(row_tiles, lane);
     if (lane == 31) {
       store_shared(sums + warp, slots_through);

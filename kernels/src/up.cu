@@ -30,7 +30,7 @@ void up_kernel(UpArguments a) {
     return feature < a.F ? w + (r % 16 < 8 ? feature : a.F + feature) * a.H : nullptr;
   });
   Sums<T> c;
-  multiply<T>(tokens, weights, routed ? tiles(a.H, K_STEP) : 0, c);
+  multiply<T>(tokens, weights, routed ? k_steps(a.H) : 0, c);
 
   const Warp<T> warp;
   SMELT_UNROLL

@@ -42,7 +42,7 @@ void wgrad_kernel(WgradArguments a, int row_tiles) {
   AcrossK<ROWS, T::THREADS, Slots> left(a.left, row0, a.rows, left_rows);
   AcrossK<COLUMNS, T::THREADS, Slots> right(a.right, column0, a.columns, right_rows);
   Sums<T> c;
-  multiply<T>(left, right, tiles(last - first, K_STEP), c);
+  multiply<T>(left, right, k_steps(last - first), c);
 
   const int64_t out = expert * a.rows * a.columns;
   if (a.how == SMELT_BF16) {
