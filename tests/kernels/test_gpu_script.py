@@ -1,0 +1,317 @@
+"""The GPU script where there is no GPU: its formulas, clock, tables and time plan, and a rehearsal of the whole."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCH = Path(__file__).parents[2] / "kernels" / "bench"
+NAMES = ("floor", "gpu", "problems", "records", "step", "table", "timing")
+sys.path.insert(0, str(BENCH))  # as for `python kernels/bench/gpu.py`
+floor, gpu, problems, records, step, table, timing = map(importlib.import_module, NAMES)
+sys.path.remove(str(BENCH))
+SHAPES, ROUTINGS, Shape = problems.SHAPES, problems.ROUTINGS, problems.Shape
+
+FLOORS = (  # of shared/facts: forward ms, TFLOP/s, backward ms, TFLOP/s at 790 TFLOP/s and 4.3 TB/s
+    (0.477, 446, 0.863, 493),
+    (0.683, 622, 1.335, 637),
+    (1.760, 725, 3.48, 733),
+    (0.213, 250, 0.397, 268),
+    (3.41, 725, 6.54, 756),
+)
+
+
+@pytest.mark.parametrize(("shape", "floors"), list(zip(SHAPES, FLOORS, strict=True)), ids=map(str, SHAPES))
+def test_floors_are_those_worked_out_before_the_kernels_were_written(shape, floors):
+    """Rounded: three digits; the rates follow from the unrounded times."""
+    for stages, ms, rate in ((floor.forward(shape), *floors[:2]), (floor.backward(shape), *floors[2:])):
+        found = 1e3 * floor.seconds(stages, floor.REFERENCE)
+        assert found == pytest.approx(ms, rel=2e-3)
+        assert floor.flops(stages) / found / 1e9 == pytest.approx(rate, rel=2e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_flops_of_the_floor_are_those_of_the_op(shape):
+    """Exact: 2 for each of an expert's 3 H F weights, K times a token, and twice that backward."""
+    N, H, F, _, K = shape
+    assert floor.flops(floor.forward(shape)) == 6 * N * K * H * F
+    assert floor.flops(floor.backward(shape)) == 12 * N * K * H * F
+
+
+def test_bytes_of_a_stage_are_its_tensors():
+    """Exact, N = 2, H = 8, F = 4, E = 3, K = 1, two experts with rows, two bytes a number, summed by hand."""
+    shape = Shape(2, 8, 4, 3, 1)
+    assert [stage.bytes for stage in floor.forward(shape, busy=2)] == [
+        2 * (2 * 8 + 2 * 2 * 4 * 8 + 2 * 8 + 2 * 4),  # x, two gate-up matrices; pre, h
+        2 * (2 * 4 + 2 * 8 * 4 + 2 * 8),  # h, two down matrices; out
+        2 * (2 * 8 + 2 * 8),
+    ]
+    assert floor.backward(shape, busy=2)[3].bytes == 2 * (2 * 8 + 2 * 8 + 3 * 8 * 8)  # dpre, x; all three gradients
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("shape", [Shape(60, 8, 8, 10, 4), Shape(7, 8, 8, 5, 3)], ids=str)
+def test_a_token_chooses_different_experts(shape, routing):
+    idx = problems.chosen(shape, routing, torch.Generator().manual_seed(0))
+    assert idx.shape == (shape.N, shape.K)
+    assert all(len(set(row)) == shape.K and 0 <= min(row) <= max(row) < shape.E for row in idx.tolist())
+
+
+def test_routings_are_as_their_names_say():
+    """From the definitions: equal counts; half of the experts without rows; counts that fall like 1 / rank."""
+    shape = Shape(4096, 8, 8, 64, 2)
+    counts = {
+        routing: problems.chosen(shape, routing, torch.Generator().manual_seed(1)).flatten().bincount(minlength=64)
+        for routing in ROUTINGS
+    }
+    assert set(counts["balanced"].tolist()) == {4096 * 2 // 64}
+    assert sorted(set(counts["half empty"].tolist())) == [0, 4096 * 2 // 32]
+    assert (counts["half empty"] == 0).sum() == 32
+    ranked = counts["zipf"].sort(descending=True).values
+    # drawn without replacement, the first are a little flatter than 1 / rank
+    assert ranked[0] / ranked[15] == pytest.approx(16, rel=0.35)
+    assert ranked[-1] > 0
+
+
+class FakeClock:
+    """Every call takes what a test says; what is not part of a form takes 1000."""
+
+    warm, rounds = 2, 5
+
+    def __init__(self):
+        self.now, self.log = 0.0, []
+
+    def ahead(self):
+        self.log.append("ahead")
+        self.now += 1000
+
+    def mark(self):
+        self.log.append("mark")
+        return self.now
+
+    def finish(self):
+        self.log.append("finish")
+
+    def milliseconds(self, start, stop):
+        assert self.log[-1] == "finish", "an event is read before it has happened"
+        return stop - start
+
+
+def test_forward_and_backward_are_timed_apart_and_warm_rounds_not_at_all():
+    """Exact: medians of times that a fake clock deals out; the inputs take turns and nothing waits in between."""
+    clock, seen = FakeClock(), []
+    spent = iter([(900, 800), (900, 800), (3, 30), (1, 10), (5, 70), (2, 20), (4, 40)])
+
+    class Form(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, *_):
+            ahead, ctx.behind = next(spent)
+            clock.now += ahead
+            seen.append(x.data_ptr())
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            clock.now += ctx.behind
+            return grad, *[None] * 4
+
+    sets = [problems.inputs(Shape(2, 8, 8, 2, 1), "balanced", seed, "cpu") for seed in range(3)]
+    sets = [each._replace(**{name: getattr(each, name).detach() for name in NO_GRADIENT}) for each in sets]
+    assert timing.timed(Form.apply, sets, clock) == (3, 30)
+    assert seen == [sets[number % 3].x_NH.data_ptr() for number in range(7)]
+    assert clock.log == ["ahead", "mark", "mark", "mark"] * 7 + ["finish"]
+
+
+NO_GRADIENT = ("w_gate_up_E2FH", "w_down_EHF", "weight_NK")
+
+
+def test_work_without_a_gradient_is_timed_by_its_median():
+    clock = FakeClock()
+    spent = iter([900, 900, 3, 1, 5, 2, 4])
+
+    def work():
+        clock.now += next(spent)
+
+    assert timing.timed_alone(work, clock) == 3
+
+
+def test_a_rehearsal_has_no_times():
+    sets = [problems.inputs(Shape(2, 8, 8, 2, 1), "balanced", 0, "cpu")]
+    form = lambda x, w_gate_up, w_down, idx, weight: x + w_gate_up.sum() + w_down.sum() + weight.sum()  # noqa: E731
+    assert timing.timed(form, sets, timing.NoClock()) == (None, None)
+
+
+def test_the_cuda_clock_reads_events_of_the_stream(monkeypatch):
+    """Calls of torch.cuda by the names that torch has; the events are fake."""
+    calls = []
+    ticks = itertools.count(0, 5)
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(ticks)
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    for name, fake in (("Event", Event), ("_sleep", calls.append), ("synchronize", lambda: calls.append("all"))):
+        assert hasattr(torch.cuda, name)
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert timing.timed_alone(lambda: None, timing.clock_of("cuda")) == 5
+    assert calls == [timing.AHEAD] * 24 + ["all"]
+
+
+def test_memory_is_what_the_allocator_says(monkeypatch):
+    """Exact: held = after forward - before - y; peak above what was there before."""
+    levels = iter([1000, 1000 + 700])
+    for name, fake in (
+        ("synchronize", lambda: None),
+        ("reset_peak_memory_stats", lambda: None),
+        ("memory_allocated", lambda: next(levels)),
+        ("max_memory_allocated", lambda: 5000),
+    ):
+        assert hasattr(torch.cuda, name)
+        monkeypatch.setattr(torch.cuda, name, fake)
+    given = problems.inputs(Shape(2, 8, 8, 2, 1), "balanced", 0, "cpu")
+    form = lambda x, w_gate_up, w_down, idx, weight: x + w_gate_up.sum() + w_down.sum() + weight.sum().bfloat16()  # noqa: E731
+    assert timing.memory(form, given, "cuda") == (700 - 2 * 2 * 8, 4000)
+    assert timing.memory(form, given, "cpu") == (None, None)
+
+
+def test_a_step_gets_its_share_of_what_is_left():
+    """From the plan: unused seconds go to all later steps in proportion, and the sum never exceeds the whole."""
+    steps = gpu.plan(5)
+    assert sum(each.share for each in steps) <= 8 * 60 - gpu.LAST_WORDS
+    left = 465.0
+    for number, each in enumerate(steps):
+        seconds = gpu.allowed(steps[number:], left)
+        assert seconds >= each.share - 1e-9  # nobody before took more than was theirs
+        left -= seconds
+    assert left == pytest.approx(0)
+    assert gpu.allowed(steps[3:], 200) == pytest.approx(200 * 60 / (60 + 15 + 250))
+    assert gpu.allowed(steps, -5) == 0
+
+
+def test_a_slow_step_is_stopped_and_what_it_found_is_kept(tmp_path, monkeypatch):
+    """A step of three units, of which the first dies with its process and the third never ends."""
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    monkeypatch.setattr(gpu, "GRACE", 0.5)
+    (tmp_path / "step.py").write_text(
+        "import sys, os, time\n"
+        f"sys.path.insert(0, {str(BENCH)!r})\n"
+        "import step\n"
+        "step.reachable = lambda: None\n"
+        "step.units = lambda *_: [('dies', lambda: os.abort()), ('ends', lambda: {'found': float('nan')}),\n"
+        "                         ('hangs', lambda: time.sleep(600)), ('late', dict)]\n"
+        "sys.exit(step.main(*sys.argv[1:]))\n"
+    )
+    found = records.Records(tmp_path / "gpu.jsonl")
+    start = time.monotonic()
+    outcome = gpu.run("checks", 6, found, "cpu", tmp_path / "gpu.log")
+    assert 5 < time.monotonic() - start < 9
+    assert outcome.words == "stopped: its time was over"
+    states = {each["unit"]: (each["state"], each.get("found")) for each in found.latest()}
+    assert states == {"dies": ("died", None), "ends": ("done", "nan"), "hangs": ("died", None)}
+
+
+def test_a_unit_that_fails_does_not_keep_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "reachable", lambda: None)
+
+    def fails():
+        raise ValueError("one\ntwo")
+
+    def missing():
+        raise step.Missing("not here")
+
+    monkeypatch.setattr(step, "units", lambda *_: [("a", fails), ("b", missing), ("c", lambda: {"ok": False})])
+    found = records.Records(tmp_path / "gpu.jsonl")
+    assert step.main("checks", str(found.path), "60", "cpu") == 0
+    assert step.main("checks", str(found.path), "60", "cpu") == 0  # begun once is enough
+    states = [(each["unit"], each["state"], each.get("reason")) for each in found.latest()]
+    assert states == [("a", "failed", "ValueError: one"), ("b", "missing", "not here"), ("c", "done", None)]
+    assert len(found.path.read_text().splitlines()) == 6
+    monkeypatch.setattr(step, "units", lambda *_: [("d", fails)])
+    assert step.main("build", str(found.path), "-1", "cpu") == 0
+    assert found.latest()[-1] == {"step": "build", "unit": "d", "state": "left out", "reason": "no time left"}
+
+
+def result(form, forward, backward, routing="balanced", shape=SHAPES[0], **more):
+    """A record of a shape's step."""
+    found = {"step": "shape 0", "unit": f"{routing}: {form}", "state": "done", "shape": list(shape), "form": form}
+    found |= {"routing": routing, "busy": shape.E, "ok": True, "distance": 0.004, "held": 2**27, "peak": 2**30}
+    return found | {"forward_ms": forward, "backward_ms": backward, **more}
+
+
+RESULTS = [
+    {"step": "ceilings", "unit": "product", "state": "done", "flops": 790e12},
+    {"step": "ceilings", "unit": "copy", "state": "done", "bytes": 4.3e12},
+    result("smelt 80", 0.954, 1.726),
+    result("smelt 90", 0.795, 1.6),
+    result("grouped op", 1.2, 2.4),
+    result("grouped plain", 1.1, 9.0),
+    result("dense", 0.5, 1.0, distance=None),
+    {"step": "shape 0", "unit": "balanced: liger", "state": "missing", "reason": "not installed"},
+    result("grouped op compiled", 0.7, 1.5, ok=False, distance=0.5),
+]
+
+
+def test_rates_and_ratios_follow_from_the_times():
+    """By hand, from the floors above: 0.954 ms is twice the floor of 0.477, 212.6 GFLOP of them 223 TFLOP/s."""
+    found = table.findings({"capability": "9.0"}, [], RESULTS, rehearsal=False)
+    rows = {row["form"]: row for row in found["rows"]}
+    assert rows["smelt 80"]["forward_floor"] == pytest.approx(50, rel=2e-3)
+    assert rows["smelt 80"]["backward_floor"] == pytest.approx(50, rel=2e-3)
+    assert rows["smelt 80"]["forward_tflops"] == pytest.approx(6 * 262144 * 1056 * 128 / 0.954e9, rel=1e-9)
+    assert rows["grouped op"]["forward_ratio"] == pytest.approx(1.2 / 0.795)
+    assert rows["grouped op"]["backward_ratio"] == pytest.approx(2.4 / 1.6)
+    assert rows["grouped op"]["both_ratio"] == pytest.approx(3.6 / 2.395)
+    assert rows["dense"]["forward_floor"] is None
+    assert rows["smelt 90"]["both_ratio"] == 1
+
+
+def test_aims_are_judged_by_the_worse_direction_and_the_faster_rival():
+    """Exact: grouped op is the faster one both ways; 1.2 / 0.795 = 1.51 and 2.4 / 1.6 = 1.5, floors 60 and 54 %."""
+    found = table.findings({"capability": "9.0"}, [], RESULTS, rehearsal=False)["aims"]
+    assert [(each["least"], round(each["found"], 1), each["met"]) for each in found] == [
+        (1.4, 1.5, "met"),
+        (55, 53.9, "not met"),
+    ]
+    wide = [result(form, *times, shape=SHAPES[2]) for form, times in (("smelt 80", (2, 4)), ("grouped op", (2.3, 4.3)))]
+    found = table.findings({"capability": "8.0"}, [], wide, rehearsal=False)["aims"]
+    assert [(each["least"], each["met"]) for each in found] == [(1.1, "not met")]
+    found = table.findings({"capability": "9.0"}, [], [result("smelt 80", None, None)], rehearsal=True)["aims"]
+    assert [each["met"] for each in found] == ["not measured", "not measured"]
+
+
+def test_a_wrong_rival_is_shown_and_not_compared_with():
+    found = table.findings({"capability": "9.0"}, [], RESULTS, rehearsal=False)
+    assert not found["wrong"]
+    text = table.text(found)
+    assert "grouped op compiled (wrong)" in text
+    assert "- shape 0, balanced: liger: missing: not installed" in text
+    wrong = [*RESULTS, result("smelt 90", 0.1, 0.1, ok=False), {"step": "checks", "unit": "x", "state": "died"}]
+    found = table.findings({"capability": "9.0"}, [], wrong, rehearsal=False)
+    assert [each["unit"] for each in found["wrong"]] == ["balanced: smelt 90", "x"]
+    assert not [each for each in found["rows"] if each["form"] == "grouped op" and each["both_ratio"] > 2]
+
+
+def test_without_a_gpu_it_says_so():
+    """Exit code 1 and what to do instead."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "gpu.py")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 1
+    assert "sees no GPU here" in done.stderr
+    assert "--rehearse" in done.stderr
+    assert not done.stdout
