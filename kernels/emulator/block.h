@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <functional>
@@ -85,6 +86,7 @@ struct Block {
   dim3 grid_size, block_size, index;
   int64_t number = 0;
   const std::function<void()>* body = nullptr;
+  int capability = 90;
 
   std::vector<CudaThread> threads;
   std::unique_ptr<Stacks> stacks;
@@ -122,6 +124,12 @@ struct Block {
 // State of the library. Hidden, or the loader would share it between all emulated libraries of a process.
 #define SMELT_STATE __attribute__((visibility("hidden"))) inline
 SMELT_STATE thread_local Block* current = nullptr;
+
+// Of the GPU that is played.
+inline int capability() {
+  const char* value = getenv("SMELT_EMULATED_CAPABILITY");
+  return value ? atoi(value) : 90;
+}
 
 // ---- findings ----
 

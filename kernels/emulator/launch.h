@@ -48,11 +48,6 @@ inline void add_counts(const Counts& more) {
   all.wgmma += more.wgmma;
 }
 
-inline int capability() {
-  const char* value = getenv("SMELT_EMULATED_CAPABILITY");
-  return value ? atoi(value) : 90;
-}
-
 // ---- the limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" ----
 
 inline bool refused(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, char (&text)[1024]) {
@@ -134,6 +129,7 @@ inline void run_blocks(Grid& grid) {
   block.grid_size = grid.grid;
   block.block_size = grid.block;
   block.body = grid.body;
+  block.capability = capability();
   block.shared_bytes = grid.shared_bytes;
   block.stacks = std::make_unique<Stacks>(static_cast<int>(grid.block.x * grid.block.y * grid.block.z));
   void* shared = nullptr;  // exactly as large as asked for, so that address sanitizer sees the end

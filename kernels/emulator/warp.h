@@ -26,6 +26,8 @@ inline uint32_t round_to_bf16(float value) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+typedef float Vector __attribute__((vector_size(16)));
+
 struct MatrixLoad {
   uint32_t* r;
   size_t offset;
@@ -94,9 +96,15 @@ inline void multiply(void** payloads) {
       b[t + q * 8 + 1][g] = high(mine.b[q]);
     }
   }
-  for (int i = 0; i < 16; ++i)
-    for (int k = 0; k < 16; ++k)
-      for (int j = 0; j < 8; ++j) c[i][j] += a[i][k] * b[k][j];
+  for (int i = 0; i < 16; ++i) {
+    Vector sum[2], right[2];
+    memcpy(sum, c[i], sizeof sum);
+    for (int k = 0; k < 16; ++k) {
+      memcpy(right, b[k], sizeof right);
+      for (int v = 0; v < 2; ++v) sum[v] += a[i][k] * right[v];
+    }
+    memcpy(c[i], sum, sizeof sum);
+  }
   for (int lane = 0; lane < 32; ++lane)
     for (int q = 0; q < 4; ++q)
       static_cast<Mma*>(payloads[lane])->c[q] = c[lane / 4 + q / 2 * 8][lane % 4 * 2 + q % 2];
