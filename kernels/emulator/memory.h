@@ -34,6 +34,18 @@ inline void note_store(const void* global, int bytes) {
 
 namespace smelt {
 
+inline uint32_t bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
+inline float from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
 inline void copy_async16(void* shared, const void* global, int bytes, emulator::Where where = emulator::here()) {
   emulator::Block& block = *emulator::current;
   emulator::CudaThread& thread = emulator::begin("cp.async", where);
@@ -97,6 +109,18 @@ inline void store4(void* global, uint32_t value, emulator::Where where = emulato
   emulator::check_global(global, 4);
   emulator::note_store(global, 4);
   *static_cast<uint32_t*>(global) = value;
+}
+
+inline void store8(void* global, uint32_t x, uint32_t y, emulator::Where where = emulator::here()) {
+  emulator::begin("st.global.v2.b32", where);
+  emulator::check_global(global, 8);
+  emulator::note_store(global, 8);
+  static_cast<uint32_t*>(global)[0] = x;
+  static_cast<uint32_t*>(global)[1] = y;
+}
+
+inline void store8(void* global, float x, float y, emulator::Where where = emulator::here()) {
+  store8(global, bits(x), bits(y), where);
 }
 
 inline void store16(void* global, uint4 value, emulator::Where where = emulator::here()) {

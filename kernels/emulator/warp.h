@@ -3,25 +3,19 @@
 
 #include <math.h>
 
-#include "shadow.h"
+#include "memory.h"
 
 namespace smelt {
 
-inline float low(uint32_t pair) {
-  uint32_t bits = pair << 16;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
-inline float high(uint32_t pair) { return low(pair >> 16); }
+inline float low(uint32_t pair) { return from_bits(pair << 16); }
+inline float high(uint32_t pair) { return from_bits(pair & 0xffff0000u); }
 
 inline float exponential(float x) { return expf(x); }
 
 namespace emulator {
 
 inline uint32_t round_to_bf16(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, 4);
+  uint32_t bits = smelt::bits(value);
   if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // NaN
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
@@ -151,13 +145,13 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
   emulator::meet_warp(&mine, emulator::multiply);
 }
 
-inline float shuffle_xor(float value, int lane_mask, emulator::Where where = emulator::here()) {
+inline uint32_t shuffle_xor(uint32_t value, int lane_mask, emulator::Where where = emulator::here()) {
   emulator::begin("shfl.bfly", where);
-  uint32_t bits;
-  memcpy(&bits, &value, 4);
-  bits = emulator::shuffle(bits, lane_mask, false);
-  memcpy(&value, &bits, 4);
-  return value;
+  return emulator::shuffle(value, lane_mask, false);
+}
+
+inline float shuffle_xor(float value, int lane_mask, emulator::Where where = emulator::here()) {
+  return from_bits(shuffle_xor(bits(value), lane_mask, where));
 }
 
 inline int shuffle_up(int value, int delta, emulator::Where where = emulator::here()) {

@@ -111,9 +111,12 @@ SMELT_DEVICE uint32_t pack(float low, float high) {
 }
 SMELT_DEVICE float low(uint32_t pair) { return __uint_as_float(pair << 16); }
 SMELT_DEVICE float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+SMELT_DEVICE uint32_t bits(float value) { return __float_as_uint(value); }
+SMELT_DEVICE float from_bits(uint32_t bits) { return __uint_as_float(bits); }
 SMELT_DEVICE float exponential(float x) { return __expf(x); }
 
 SMELT_DEVICE float shuffle_xor(float value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
+SMELT_DEVICE uint32_t shuffle_xor(uint32_t value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
 // The value of the lane `delta` below; the lowest `delta` lanes keep their own.
 SMELT_DEVICE int shuffle_up(int value, int delta) { return __shfl_up_sync(0xffffffffu, value, delta); }
 
@@ -125,6 +128,8 @@ SMELT_DEVICE int load_shared(const int* shared) { return *shared; }
 SMELT_DEVICE uint32_t load4(const void* global) { return *static_cast<const uint32_t*>(global); }
 SMELT_DEVICE uint4 load16(const void* global) { return *static_cast<const uint4*>(global); }
 SMELT_DEVICE void store4(void* global, uint32_t value) { *static_cast<uint32_t*>(global) = value; }
+SMELT_DEVICE void store8(void* global, uint32_t x, uint32_t y) { *static_cast<uint2*>(global) = make_uint2(x, y); }
+SMELT_DEVICE void store8(void* global, float x, float y) { *static_cast<float2*>(global) = make_float2(x, y); }
 SMELT_DEVICE void store16(void* global, uint4 value) { *static_cast<uint4*>(global) = value; }
 
 }  // namespace smelt
