@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,6 +34,13 @@ TokenDtype = Annotated[
 ]
 VocabSize = Annotated[int | None, typer.Option(metavar="N", min=2, help="Ids of tokenised data without a tokenizer.")]
 BosId = Annotated[int | None, typer.Option(metavar="ID", min=0, help="The id that begins a document.")]
+Experts = Annotated[
+    Literal["auto", "cuda", "torch"] | None,
+    typer.Option(
+        help="What computes them: our CUDA kernels where they can, or torch; left out: $SMELT_EXPERTS, or auto.",
+        show_default=False,
+    ),
+]
 Run = Annotated[Path, typer.Argument(help="The folder that verify wrote.", show_default=False)]
 Arm = Annotated[Literal["baseline", "twin"], typer.Option(help="Which of the two models.")]
 SeedOf = Annotated[int, typer.Option("--run-seed", metavar="N", min=0, help="Which of the trained seeds.")]
@@ -72,6 +80,7 @@ def verify(
     dtype: Annotated[
         Literal["auto", "fp32", "bf16"], typer.Option(help="Of matrix products; auto measures which is faster.")
     ] = "auto",
+    experts: Experts = None,
     compile_layers: Annotated[bool, typer.Option("--compile", help="Compile the layers (slow start).")] = False,
     checkpointing: Annotated[
         bool, typer.Option("--activation-checkpointing", help="Recompute layers in the backward pass.")
@@ -80,6 +89,9 @@ def verify(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where --out was stopped, bit for bit.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="Also write an offline W&B run.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also say all that keeps the experts from our kernels.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Prove that the twin costs the same, and that it trains: three counts, then a paired run.
@@ -90,6 +102,7 @@ def verify(
 
     Example: `smelt-budget verify smelt.yaml --counts-only`
     """
+    from smelt_budget.model.experts_choice import asked_for
     from smelt_budget.report.console import print_json, show
     from smelt_budget.report.verify import counts_difference, verify_view
     from smelt_budget.verify.asked import Text
@@ -117,13 +130,28 @@ def verify(
         vocab_size=vocab_size,
         bos_id=bos_id,
     )
-    options = Options(out, recipe, text, size, active_params, device, dtype, compile_layers, checkpointing, resume)
+    options = Options(
+        out,
+        recipe,
+        text,
+        size,
+        active_params,
+        device,
+        dtype,
+        asked_for(experts),
+        compile_layers,
+        checkpointing,
+        resume,
+    )
+    kernels_heard()
     if not counts_only:
         check_trackers(tensorboard, wandb)
         check_started(options)
     for note in solved.notes:
         typer.echo(f"note: {note}", err=True)
     result, leads = counted(solved), os.environ.get("RANK", "0") == "0"
+    if counts_only and verbose:
+        result["experts"] = experts_of_pair(solved, options)
     agree = result["counts"]["agree"]
     if agree and not counts_only:
         result = trained(solved, options, result)
@@ -133,7 +161,7 @@ def verify(
         if as_json:
             print_json(result)
         else:
-            show(verify_view(result))
+            show(verify_view(result, verbose))
     if not agree:
         raise CountsDisagree("formula and model disagree", *counts_difference(result["counts"]))
 
@@ -184,8 +212,39 @@ def trained(solved: Any, options: Any, result: dict[str, Any]) -> dict[str, Any]
 
 def told(event: dict[str, Any]) -> None:
     """What happens before training, on stderr."""
-    if event["event"] in ("phase", "note"):
+    if event["event"] == "experts":
+        from smelt_budget.report.experts import expert_words
+
+        for line in expert_words(event["experts"]):
+            typer.echo(line, err=True)
+    elif event["event"] in ("phase", "note"):
         typer.echo(f"{event['words']}{' ...' if event['event'] == 'phase' else ''}", err=True)
+
+
+class Heard(logging.Handler):
+    """Compiling takes a while: what is done, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        typer.echo(record.getMessage(), err=True)
+
+
+def kernels_heard() -> None:
+    """Let the user hear of the kernels."""
+    log = logging.getLogger("smelt_budget.kernels")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(Heard())
+
+
+def experts_of_pair(solved: Any, options: Any) -> dict[str, Any]:
+    """What would compute the experts of the pair itself, if it was trained in bf16 or as asked."""
+    from smelt_budget.verify.kernels import experts_of
+    from smelt_budget.verify.place import Place, device_asked
+
+    precision = "fp32" if options.dtype == "fp32" else "bf16"
+    specs = {"baseline": solved.baseline, "twin": solved.twin}
+    return experts_of(specs, Place(device_asked(options.device), precision, experts=options.experts))
 
 
 def tracked(out: Path, tensorboard: bool, wandb: bool) -> None:
@@ -222,7 +281,9 @@ def generate(
     from smelt_budget.report.console import print_json
     from smelt_budget.verify.trained import Trained
 
+    kernels_heard()
     model = Trained.read(run, arm, run_seed)
+    told({"event": "experts", "experts": {arm: model.experts}})
     said = model.generate(prompt or [""], tokens, Sampling(temperature, top_k, top_p), seed)
     if as_json:
         print_json(said)
@@ -253,6 +314,7 @@ def evaluate(
     from smelt_budget.report.evaluation import evaluation_view
     from smelt_budget.verify.trained import evaluated
 
+    kernels_heard()
     arms = ("baseline", "twin") if arm == "both" else (arm,)
     result = evaluated(run, arms, run_seed, tuple(data or ()), rows, text_field, token_dtype)
     if as_json:

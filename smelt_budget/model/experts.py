@@ -6,8 +6,8 @@
 
 N tokens, K choices each, S = N K rows sorted by expert, H hidden, F expert width, E experts. Ledger row: experts.
 
-`experts_definition` is the meaning. `smelt::experts` and `smelt::experts_backward` are the ops that compute it, on each
-device by a module of the table IMPLEMENTATIONS. Between the two only the inputs and the pre-activations are kept.
+`experts_definition` is the meaning. `smelt::experts` and `smelt::experts_backward` are the ops that compute it, by the
+module that experts_choice.py picks. Between the two only the inputs and the pre-activations are kept.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from smelt_budget.model import experts_cpu, experts_grouped
+from smelt_budget.model import experts_cpu, experts_cuda, experts_grouped
+from smelt_budget.model.experts_choice import Circumstances, asked_for, chosen
 from smelt_budget.model.swiglu import swiglu
-
-IMPLEMENTATIONS = {"cpu": experts_cpu, "cuda": experts_grouped}
-"""Modules with `forward` and `backward`, by device."""
 
 
 def experts(
@@ -34,25 +32,25 @@ def experts(
     b_gate_up_E2F: Tensor | None = None,
     b_down_EH: Tensor | None = None,
     limit: float | None = None,
+    asked: str | None = None,
 ) -> Tensor:
     """y_NH in x's dtype, half precision added up in float32; ids outside [0, E) add nothing.
 
-    Under autocast x, matrices and biases are cast; the routing weights are not. `limit` is gpt-oss's clamp.
-    Deterministic for a given number of threads; there is no second derivative.
+    Under autocast x, matrices and biases are cast, the last two within the op, so that a kernel can give their
+    gradients unrounded; the routing weights are not. `limit` is gpt-oss's clamp, `asked` is what experts_choice.py
+    takes. Deterministic for a given number of threads; there is no second derivative.
 
     Raises:
         ValueError: shapes or dtypes do not fit together.
+        BadInput: an implementation was asked for that cannot be had.
     """
-    device = x_NH.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        x, w_gate_up, w_down = x_NH.to(dtype), w_gate_up_E2FH.to(dtype), w_down_EHF.to(dtype)
-        b_gate_up, b_down = (None if b is None else b.to(dtype) for b in (b_gate_up_E2F, b_down_EH))
-        with torch.autocast(device, enabled=False):
-            return experts(x, w_gate_up, w_down, idx_NK, weight_NK, b_gate_up, b_down, limit)
-    inputs = (x_NH, w_gate_up_E2FH, w_down_EHF, idx_NK, weight_NK, b_gate_up_E2F, b_down_EH)
-    check(*inputs)
-    return torch.ops.smelt.experts(*inputs, limit)[0]
+    device, x = x_NH.device.type, x_NH
+    others = (w_gate_up_E2FH, w_down_EHF, idx_NK, weight_NK, b_gate_up_E2F, b_down_EH)
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
+    check(x, *others, same_dtype=not autocast)
+    if autocast:
+        x = x.to(torch.get_autocast_dtype(device))
+    return torch.ops.smelt.experts(x, *others, limit, asked)[0]
 
 
 def experts_definition(
@@ -80,15 +78,45 @@ def experts_definition(
 
 
 INPUTS = "Tensor x, Tensor w_gate_up, Tensor w_down, Tensor idx, Tensor weight, Tensor? b_gate_up, Tensor? b_down"
-torch.library.define("smelt::experts", f"({INPUTS}, float? limit) -> (Tensor y, Tensor pre)")
+torch.library.define("smelt::experts", f"({INPUTS}, float? limit, str? asked=None) -> (Tensor y, Tensor pre)")
 torch.library.define(
     "smelt::experts_backward",
-    f"(Tensor grad, {INPUTS}, float? limit, Tensor pre, bool[6] needs)"
+    f"(Tensor grad, {INPUTS}, float? limit, Tensor pre, bool[6] needs, str? asked=None)"
     " -> (Tensor x, Tensor w_gate_up, Tensor w_down, Tensor weight, Tensor b_gate_up, Tensor b_down)",
 )
-for _device, _module in IMPLEMENTATIONS.items():
-    torch.library.impl("smelt::experts", _device, _module.forward)
-    torch.library.impl("smelt::experts_backward", _device, _module.backward)
+
+
+@torch.library.impl("smelt::experts", ("cpu", "cuda"))
+def _(x, w_gate_up, w_down, idx, weight, b_gate_up, b_down, limit, asked=None):
+    module, matrices = implementation(x, (w_gate_up, w_down, b_gate_up, b_down), limit, asked)
+    w_gate_up, w_down, b_gate_up, b_down = matrices
+    return module.forward(x, w_gate_up, w_down, idx, weight, b_gate_up, b_down, limit)
+
+
+@torch.library.impl("smelt::experts_backward", ("cpu", "cuda"))
+def _(grad, x, w_gate_up, w_down, idx, weight, b_gate_up, b_down, limit, pre, needs, asked=None):
+    dtype = w_down.dtype
+    module, matrices = implementation(x, (w_gate_up, w_down, b_gate_up, b_down), limit, asked)
+    w_gate_up, w_down, b_gate_up, b_down = matrices
+    inputs = (x, w_gate_up, w_down, idx, weight, b_gate_up, b_down)
+    dx, dw_up, dw_down, dweight, db_up, db_down = module.backward(grad, *inputs, limit, pre, needs)
+    return dx, dw_up.to(dtype), dw_down.to(dtype), dweight, db_up.to(dtype), db_down.to(dtype)
+
+
+def implementation(
+    x_NH: Tensor, matrices: tuple[Tensor | None, ...], limit: float | None, asked: str | None
+) -> tuple[Any, tuple[Tensor | None, ...]]:
+    """The module that computes both ops here, and the matrices as it takes them: torch has no product of two dtypes."""
+    w_gate_up, w_down, *biases = matrices
+    assert w_gate_up is not None
+    assert w_down is not None
+    E, H, F = w_down.shape
+    biased, clamped = any(b is not None for b in biases), limit is not None
+    at = Circumstances(x_NH.device, x_NH.dtype, w_down.dtype, (E, H, F), biased, clamped)
+    if chosen(asked_for(asked), at).name != "torch":
+        return experts_cuda, matrices
+    module = experts_cpu if x_NH.device.type == "cpu" else experts_grouped
+    return module, tuple(None if m is None else m.to(x_NH.dtype) for m in matrices)
 
 
 @torch.library.register_fake("smelt::experts")
@@ -103,7 +131,7 @@ def _(_grad, x, w_gate_up, w_down, _idx, weight, _b_gate_up, _b_down, _limit, _p
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.limit = inputs
+    *tensors, ctx.limit, ctx.asked = inputs
     ctx.save_for_backward(*tensors, output[1])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -111,13 +139,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad: Tensor | None, _pre: None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 8
+        return (None,) * 9
     *inputs, pre = ctx.saved_tensors
-    x, up, down, _, weight, b_up, b_down, _ = ctx.needs_input_grad
+    x, up, down, _, weight, b_up, b_down, *_ = ctx.needs_input_grad
     needs = [x, up, down, weight, b_up, b_down]
-    grads = torch.ops.smelt.experts_backward(grad, *inputs, ctx.limit, pre, needs)
+    grads = torch.ops.smelt.experts_backward(grad, *inputs, ctx.limit, pre, needs, ctx.asked)
     dx, dup, ddown, dweight, db_up, db_down = (g if need else None for g, need in zip(grads, needs, strict=True))
-    return dx, dup, ddown, None, dweight, db_up, db_down, None
+    return dx, dup, ddown, None, dweight, db_up, db_down, None, None
 
 
 def _twice(_ctx: Any, *_grads: Tensor) -> None:
@@ -135,7 +163,7 @@ def _(_x, _w_gate_up, w_down, idx, *_, **_named) -> int:
 
 
 @register_flop_formula(torch.ops.smelt.experts_backward)
-def _(_grad, _x, _w_gate_up, w_down, idx, _weight, _b_gate_up, _b_down, _limit, _pre, needs, **_named) -> int:
+def _(_grad, _x, _w_gate_up, w_down, idx, _weight, _b_gate_up, _b_down, _limit, _pre, needs, *_, **_named) -> int:
     """As much again for the gradients of rows and for those of matrices; dh is always made, the rest where needed."""
     need_x, need_up, need_down, *_ = needs
     return 2 * idx[0] * idx[1] * (1 + 2 * need_x + 2 * need_up + need_down) * w_down[1] * w_down[2]
@@ -149,6 +177,8 @@ def check(
     weight_NK: Tensor,
     b_gate_up_E2F: Tensor | None,
     b_down_EH: Tensor | None,
+    *,
+    same_dtype: bool,
 ) -> None:
     """Refuse what does not fit together.
 
@@ -170,5 +200,5 @@ def check(
             raise ValueError(
                 f"{name} is {list(tensor.shape)}; with w_down {list(w_down_EHF.shape)} it is {list(shape)}"
             )
-        if name not in ("idx", "weight") and tensor.dtype != w_down_EHF.dtype:
+        if same_dtype and name not in ("idx", "weight") and tensor.dtype != w_down_EHF.dtype:
             raise ValueError(f"{name} is {tensor.dtype} and w_down {w_down_EHF.dtype}; cast one, or use torch.autocast")

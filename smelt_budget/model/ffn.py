@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smelt_budget.model.experts import experts
+from smelt_budget.model.experts_choice import Choice, Circumstances, asked_for, chosen
 from smelt_budget.model.router import Routed, Router
 from smelt_budget.spec import ModelSpec
 from smelt_budget.spec.runs import MoE
@@ -38,6 +39,8 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, m: MoE, limit: float | None):
         super().__init__()
         self.limit = limit
+        self.asked: str | None = None
+        """Which implementation; None is for the environment to say."""
         self.gate_up_proj = nn.Parameter(torch.empty(m.experts, 2 * m.width, hidden))
         self.down_proj = nn.Parameter(torch.empty(m.experts, hidden, m.width))
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(m.experts, 2 * m.width)) if m.bias else None
@@ -54,7 +57,36 @@ class Experts(nn.Module):
             self.gate_up_proj_bias,
             self.down_proj_bias,
             self.limit,
+            self.asked,
         )
+
+    def choice(self, device: str, rows: torch.dtype) -> Choice:
+        """Which implementation computes rows of this dtype there, and why.
+
+        Raises:
+            BadInput: one was asked for that cannot be had.
+        """
+        E, H, F = self.down_proj.shape
+        biased = self.gate_up_proj_bias is not None
+        at = Circumstances(torch.device(device), rows, self.down_proj.dtype, (E, H, F), biased, self.limit is not None)
+        return chosen(asked_for(self.asked), at)
+
+
+def ask(model: nn.Module, asked: str) -> None:
+    """Let all experts of a model be computed so; see experts_choice.py."""
+    for module in model.modules():
+        if isinstance(module, Experts):
+            module.asked = asked
+
+
+def choices(model: nn.Module, device: str, rows: torch.dtype) -> list[Choice]:
+    """What computes the experts of a model, each once, in order of the layers; nothing where all layers are dense.
+
+    Raises:
+        BadInput: one was asked for that cannot be had.
+    """
+    found = (module.choice(device, rows) for module in model.modules() if isinstance(module, Experts))
+    return list(dict.fromkeys(found))
 
 
 class MixtureOfExperts(nn.Module):

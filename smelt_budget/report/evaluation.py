@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from smelt_budget.report.experts import expert_words
 from smelt_budget.report.frame import plain_table
 
 
@@ -20,7 +21,7 @@ def evaluation_view(result: dict[str, Any]) -> Group:
         shown = [number(one[unit]) for one in of_arms for unit in ("nats_per_token", "bits_per_byte")]
         table.add_row(words, f"{of_arms[0]['tokens']:,}", *shown)
     where = f"seed {result['seed']}, rows of {result['context']} tokens, text {result['fingerprint'][:12]}"
-    return Group(table, Text(where, style="dim"))
+    return Group(table, *(Text(line, style="dim") for line in (where, *expert_words(result["experts"]))))
 
 
 def parts(one: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:

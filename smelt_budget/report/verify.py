@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from smelt_budget.report.experts import expert_words
 from smelt_budget.report.frame import plain_table
 from smelt_budget.report.numbers import exact, short, signed_percent
 
@@ -22,13 +23,16 @@ MOST_ROWS = 6
 Data = dict[str, Any]
 
 
-def verify_view(result: Data) -> Group:
+def verify_view(result: Data, verbose: bool = False) -> Group:
     """Everything there is: the counts alone where nothing was trained. Rows that differ are for the error to name."""
     found = result.get("verdict", {})
     parts: list[RenderableType] = [count_table(result["counts"]), gap_table(result)]
     parts += [Text(line, style="dim") for line in convention_words(result)]
     if "difference" in found:
         parts += [Text(line, style="dim") for line in trained_on(result)]
+    if "experts" in result:
+        parts += [Text(line, style="dim") for line in expert_words(result["experts"], verbose)]
+    if "difference" in found:
         if result.get("rates"):
             parts.append(rate_table(result["rates"]))
         parts.append(arm_table(found))

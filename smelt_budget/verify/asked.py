@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from smelt_budget.errors import BadInput
+from smelt_budget.model.experts_choice import Asked as AskedExperts
 from smelt_budget.spec import ModelSpec
 from smelt_budget.spec.model import Frozen
 from smelt_budget.verify.data import Split, load
@@ -66,6 +67,9 @@ class Asked(Frozen):
     precision: Literal["fp32", "bf16"] = "fp32"
     compiled: bool = False
     checkpointing: bool = False
+    experts: AskedExperts = "auto"
+    taken: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """What came of that for each arm: other code adds up in another order."""
 
     def spec(self, arm: str) -> ModelSpec:
         """The arm's spec."""
@@ -121,6 +125,8 @@ def differences(before: Asked, now: Asked) -> list[str]:
 def option(key: str) -> str:
     """What the user calls a field: its option, where it has one."""
     owner, _, name = key.rpartition(".")
+    if owner == "taken":
+        return f"experts of {name}"
     if owner.startswith(ARMS):
         return key
     return FLAGS.get(name, f"--{name.replace('_', '-')}")

@@ -159,7 +159,7 @@ def crashed(folder: Path, event: dict[str, Any], code: int) -> str:
 
 def conduct_ranks(folder: Path, asked: Asked, told: Told, rank: int, world: int) -> None:
     """Both arms on every rank of a torchrun group; the first rank speaks."""
-    place = Place(asked.device, asked.precision, asked.compiled, asked.checkpointing, rank, world)
+    place = Place(asked.device, asked.precision, asked.compiled, asked.checkpointing, rank, world, asked.experts)
     stopping = Signals().listen()
     split = asked.split(folder)
     for arm in ARMS:

@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from smelt_budget.errors import BadInput
 from smelt_budget.model import Transformer
+from smelt_budget.model.experts_choice import Asked
+from smelt_budget.model.ffn import ask
 
 Precision = Literal["fp32", "bf16"]
 
@@ -32,6 +34,12 @@ class Place:
     checkpointing: bool = False
     rank: int = 0
     world: int = 1
+    experts: Asked = "auto"
+
+    @property
+    def rows(self) -> torch.dtype:
+        """What matrices are multiplied by."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -42,6 +50,7 @@ class Place:
     def prepared(self, model: Transformer) -> Transformer:
         """A model from the meta device with storage here, sharded over the ranks, compiled and recomputing as asked."""
         model.checkpointing = self.checkpointing
+        ask(model, self.experts)
         if self.world > 1:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard

@@ -13,6 +13,8 @@ import torch
 
 from smelt_budget.errors import BadInput
 from smelt_budget.model import Transformer, initialise
+from smelt_budget.model.experts_choice import Asked
+from smelt_budget.model.ffn import ask
 from smelt_budget.spec import ModelSpec
 from smelt_budget.verify.place import Place, Precision
 from smelt_budget.verify.recipe import Recipe
@@ -23,7 +25,9 @@ MOST_PARAMETERS = 200_000_000
 """Larger models are not built twice only to be timed."""
 
 
-def chosen(asked: str, device: str, specs: tuple[ModelSpec, ...], recipe: Recipe) -> tuple[Precision, str]:
+def chosen(
+    asked: str, device: str, specs: tuple[ModelSpec, ...], recipe: Recipe, experts: Asked = "auto"
+) -> tuple[Precision, str]:
     """The precision, and why.
 
     Raises:
@@ -33,6 +37,8 @@ def chosen(asked: str, device: str, specs: tuple[ModelSpec, ...], recipe: Recipe
         raise BadInput("--dtype bf16, but this GPU has no bf16", "fix: --dtype fp32")
     if asked in ("fp32", "bf16"):
         return asked, "as asked"  # pyright: ignore[reportReturnType]
+    if experts in ("cuda", "emulated"):
+        return "bf16", "the expert kernels take it"
     if device == "cuda":
         return ("bf16", "a GPU with bf16") if torch.cuda.is_bf16_supported() else ("fp32", "a GPU without bf16")
     if not torch.cpu._is_avx512_bf16_supported():
@@ -53,6 +59,7 @@ def step_time(spec: ModelSpec, recipe: Recipe, precision: Precision) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model = initialise(Transformer(spec), 0)
+    ask(model, "torch")
     rows = max(1, min(recipe.batch_size, MOST_TOKENS // recipe.context))
     ids = torch.randint(spec.vocab_size, (rows, recipe.context + 1), generator=torch.Generator().manual_seed(0))
     taken = []

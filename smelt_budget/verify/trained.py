@@ -12,6 +12,7 @@ import torch
 
 from smelt_budget.errors import BadInput
 from smelt_budget.model import Sampling, Transformer, generate, load
+from smelt_budget.model.ffn import choices
 from smelt_budget.spec.model import checked
 from smelt_budget.verify.asked import CACHE, Asked, read_asked
 from smelt_budget.verify.data import HeldOut, Split
@@ -62,6 +63,11 @@ class Trained:
         if text.tokenizer is None and text.vocab_size is not None:
             raise BadInput(f"{self.name} was trained on ids without a tokenizer: there is no text to continue")
         return Bytes() if text.tokenizer is None else Subwords(Path(text.tokenizer), text.bos_id)
+
+    @property
+    def experts(self) -> list[dict[str, Any]]:
+        """What computes its experts, on the CPU and in float32, as it is read."""
+        return [choice.as_dict() for choice in choices(self.model, "cpu", torch.float32)]
 
     def generate(self, prompts: list[str], tokens: int, sampling: Sampling, seed: int) -> list[dict[str, str]]:
         """Each prompt, begun as a document, and its continuation up to the next document."""
@@ -114,6 +120,7 @@ def evaluated(
         "which": "all of it" if sources else "held out of training",
         "seed": seed,
         "context": asked.recipe.context,
+        "experts": {arm: one.experts for arm, one in models.items()},
         "arms": {
             arm: evaluate(one.model, held_out, split.domains, asked.recipe.batch_size) for arm, one in models.items()
         },

@@ -21,14 +21,16 @@ import torch
 import smelt_budget
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.ledger import Ledger
+from smelt_budget.model.experts_choice import Asked as AskedExperts
 from smelt_budget.solver import Gaps
 from smelt_budget.verify import precision
 from smelt_budget.verify.asked import ARMS, CACHE, FILE, Asked, Text, differences, read_asked
 from smelt_budget.verify.conduct import conduct, conduct_ranks, usable_cores
 from smelt_budget.verify.counts import Counts, count
 from smelt_budget.verify.data.yardsticks import yardsticks
+from smelt_budget.verify.kernels import experts_of, taken
 from smelt_budget.verify.pair import Pair
-from smelt_budget.verify.place import device_asked
+from smelt_budget.verify.place import Place, device_asked
 from smelt_budget.verify.proxy import Proxy, Size, proxy
 from smelt_budget.verify.recipe import Recipe
 from smelt_budget.verify.state import replaced
@@ -51,6 +53,7 @@ class Options:
     active_parameters: int | None = None
     device: str = "auto"
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    experts: AskedExperts = "auto"
     compiled: bool = False
     checkpointing: bool = False
     resume: bool = False
@@ -96,6 +99,7 @@ def begin(pair: Pair, options: Options, told: Told) -> tuple[Asked, Proxy]:
         "device": device,
         "compiled": options.compiled,
         "checkpointing": options.checkpointing,
+        "experts": options.experts,
     }
     before = read_asked(options.out) if options.resume else None
     if before is not None:
@@ -109,11 +113,22 @@ def begin(pair: Pair, options: Options, told: Told) -> tuple[Asked, Proxy]:
     if before is None:
         if options.dtype == "auto":
             told({"event": "phase", "words": "measuring fp32 against bf16"})
-        kind, why = precision.chosen(options.dtype, device, (small.baseline, small.twin), options.recipe)
+        kind, why = precision.chosen(
+            options.dtype, device, (small.baseline, small.twin), options.recipe, options.experts
+        )
     else:
         kind, why = before.precision, "as begun"
     told({"event": "note", "words": f"precision: {kind} ({why})"})
-    asked = Asked(baseline=small.baseline, twin=small.twin, fingerprint=split.fingerprint, precision=kind, **given)
+    found = experts_of({"baseline": small.baseline, "twin": small.twin}, Place(device, kind, experts=options.experts))
+    told({"event": "experts", "experts": found})
+    asked = Asked(
+        baseline=small.baseline,
+        twin=small.twin,
+        fingerprint=split.fingerprint,
+        precision=kind,
+        taken=taken(found),
+        **given,
+    )
     split.judged(options.recipe.context, options.recipe.held_out_rows)  # too little held-out text is said now
     check_enough(split.train.tokens, options.recipe)
     if before is not None:
@@ -222,6 +237,9 @@ def concluded(result: Result, asked: Asked, small: Proxy, options: Options) -> R
         },
         "recipe": asked.recipe.model_dump(mode="json") | {"tokens": asked.recipe.tokens},
         "machine": machine(asked),
+        "experts": experts_of(
+            {arm: asked.spec(arm) for arm in ARMS}, Place(asked.device, asked.precision, experts=asked.experts)
+        ),
         "rates": {arm: json.loads((options.out / arm / "rates.json").read_text(encoding="utf-8")) for arm in ARMS},
         "runs": {arm: runs(options.out / arm, asked.recipe.seeds) for arm in ARMS},
     }

@@ -63,7 +63,7 @@ def work(folder: Path, arms: list[str], stopping: Callable[[], bool], threads: i
     torch.set_num_threads(threads)
     try:
         asked = read_asked(folder)
-        place = Place(asked.device, asked.precision, asked.compiled, asked.checkpointing)
+        place = Place(asked.device, asked.precision, asked.compiled, asked.checkpointing, experts=asked.experts)
         split = asked.split(folder)
         for arm in arms:
             Study(arm, asked, split, place, folder).run(told, stopping)

@@ -1,0 +1,146 @@
+"""Which code computes the experts here, and what speaks against the kernels?
+
+    auto       the CUDA kernels on a GPU where everything fits, else the torch path of the device
+    cuda       the CUDA kernels, or an error that says what is in their way
+    torch      the torch path
+    emulated   the same kernels on a CPU: a test back end, very slow; by the environment only
+
+`SMELT_EXPERTS` is asked where no option was given. E experts, H hidden, F expert width.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from smelt_budget.errors import BadInput, SmeltError
+from smelt_budget.model import experts_cuda
+from smelt_budget.model.kernel_build import log
+from smelt_budget.model.kernel_library import load
+
+Asked = Literal["auto", "cuda", "torch", "emulated"]
+Name = Literal["cuda", "torch", "emulated"]
+VARIABLE = "SMELT_EXPERTS"
+VALUES: tuple[Asked, ...] = ("auto", "cuda", "torch", "emulated")
+MULTIPLE = 8  # bf16 elements of 16 bytes, what an asynchronous copy moves
+MOST_EXPERTS = 65_535  # blocks on the third axis of a CUDA grid
+INSTRUCTIONS = {experts_cuda.PORTABLE: "mma.sync", experts_cuda.HOPPER: "wgmma"}
+"""What the products of a tier are made of."""
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """All that decides: where, in which types, of which shape."""
+
+    device: torch.device
+    rows: torch.dtype
+    matrices: torch.dtype
+    shape: tuple[int, int, int]
+    """E, H, F."""
+    biases: bool
+    clamp: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is taken; the reasons are those against the kernels, or why none was looked for."""
+
+    name: Name
+    tier: int | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """cuda (wgmma), torch (no CUDA device): with the first reason."""
+        return f"{self.name} ({self.reasons[0] if self.tier is None else INSTRUCTIONS[self.tier]})"
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {"name": self.name, "tier": self.tier, "words": self.words, "reasons": list(self.reasons)}
+
+
+def asked_for(given: str | None) -> Asked:
+    """What was given, else what the environment says, else auto.
+
+    Raises:
+        BadInput: it is none of the four.
+    """
+    value = given or os.environ.get(VARIABLE) or "auto"
+    for name in VALUES:
+        if value == name:
+            return name
+    raise BadInput(f"{VARIABLE}={value} is none of {', '.join(VALUES)}", f"fix: {VARIABLE}=auto")
+
+
+def chosen(asked: Asked, at: Circumstances) -> Choice:
+    """The choice for one expert layer; decided, and compiled if need be, once a process.
+
+    Raises:
+        BadInput: the kernels were asked for and cannot be had.
+    """
+    choice = decided(asked, at)
+    if choice.name == "torch" and asked in ("cuda", "emulated"):
+        what, *more = choice.reasons
+        raise BadInput(
+            f"the {asked} experts were asked for, but {what}", *more, f"fix: --experts auto, or {VARIABLE}=auto"
+        )
+    return choice
+
+
+@functools.cache
+def decided(asked: Asked, at: Circumstances) -> Choice:
+    """The same, where an answer is never an error."""
+    if asked == "torch":
+        return Choice("torch", reasons=("as asked",))
+    name: Name = "emulated" if asked == "emulated" else "cuda"
+    reasons = (*(of_no_cpu(at) if name == "emulated" else of_no_gpu(at)), *of_other_problems(at))
+    tier = None
+    if not reasons:
+        try:
+            E, H, F = at.shape
+            tier = experts_cuda.stage_tier(load(name), at.device, experts_cuda.UP, E, E, H, F)
+        except SmeltError as error:
+            reasons = tuple(line.strip() for line in str(error).splitlines())
+            log.warning("the experts are computed by torch: %s", error)
+    return Choice("torch", None, reasons) if reasons else Choice(name, tier)
+
+
+def of_no_gpu(at: Circumstances) -> tuple[str, ...]:
+    """What keeps CUDA kernels from a device, in words."""
+    if at.device.type != "cuda":
+        return ("no CUDA device",) if not torch.cuda.is_available() else (f"it runs on the {at.device.type}",)
+    if torch.version.hip is not None:
+        return ("this GPU has no CUDA",)
+    capability = experts_cuda.capability_of(at.device.index)
+    if capability < experts_cuda.PORTABLE:
+        return (f"this GPU has capability {capability / 10:.1f}, the kernels need 8.0",)
+    return ()
+
+
+def of_no_cpu(at: Circumstances) -> tuple[str, ...]:
+    """The emulator reads the memory of the CPU."""
+    return () if at.device.type == "cpu" else (f"the emulator runs on the CPU, the tensors are on {at.device.type}",)
+
+
+def of_other_problems(at: Circumstances) -> tuple[str, ...]:
+    """What the kernels do not compute on any device, in words."""
+    E, H, F = at.shape
+    against = {
+        f"the rows are {words(at.rows)}, the kernels take bf16": at.rows != torch.bfloat16,
+        f"the matrices are {words(at.matrices)}": at.matrices not in (torch.bfloat16, torch.float32),
+        f"hidden size {H} is not a multiple of {MULTIPLE}": H % MULTIPLE != 0,
+        f"expert width {F} is not a multiple of {MULTIPLE}": F % MULTIPLE != 0,
+        f"{E} experts are not between 1 and {MOST_EXPERTS}": not 1 <= E <= MOST_EXPERTS,
+        "the experts have biases": at.biases,
+        "the activation is clamped": at.clamp,
+    }
+    return tuple(reason for reason, true in against.items() if true)
+
+
+def words(dtype: torch.dtype) -> str:
+    """float32."""
+    return str(dtype).removeprefix("torch.")
