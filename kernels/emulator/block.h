@@ -1,6 +1,7 @@
-// What does a block of CUDA threads do next? One fiber a thread; a fiber runs until it waits at a barrier or at an instruction
-// of its warp or warpgroup, then any fiber that can go on does, drawn from the seed. What cannot happen on a GPU without harm
-// (divergence, deadlock, an exit while others wait) ends the block with a finding that names kernel, block, thread and line.
+// What does a block of CUDA threads do next? One fiber a thread; a fiber runs until it waits at a barrier or at an
+// instruction of its warp or warpgroup, then any fiber that can go on does, drawn from the seed. What cannot happen on
+// a GPU without harm (divergence, deadlock, an exit while others wait) ends the block with a finding that names kernel,
+// block, thread and line.
 #pragma once
 
 #include <stdarg.h>
@@ -31,6 +32,10 @@ constexpr Where here(const char* file = __builtin_FILE(), int line = __builtin_L
 struct Operation {
   const char* name = "start";
   Where where;
+
+  bool operator==(const Operation& other) const {
+    return where.line == other.where.line && (name == other.name || strcmp(name, other.name) == 0);
+  }
 };
 
 struct Copy {  // one cp.async of 16 bytes
@@ -93,6 +98,7 @@ struct Block {
   Fiber host;
   CudaThread* running = nullptr;
   int alive = 0, at_barrier = 0;
+  Operation barrier;                               // of the first that waits
   uint32_t ready_warps = 0, ready_lanes[32] = {};  // bit sets
   bool one_warp_ahead = false;                     // run a warp until it waits for others, or mix all of them
   std::vector<Gathering> warps, warpgroups;
@@ -227,9 +233,8 @@ inline void meet(Gathering& gathering, int size, void* payload, Work&& work) {
   const char* what = size == 32 ? "warp" : "warpgroup";
   if (gathering.arrived == 0) {
     gathering.operation = thread.operation;
-  } else if (strcmp(gathering.operation.name, thread.operation.name) != 0 ||
-             gathering.operation.where.line != thread.operation.where.line) {
-    fail("%s divergence: it is at %s, others of its %s wait at %s (line %d)", what, thread.operation.name, what,
+  } else if (!(gathering.operation == thread.operation)) {
+    fail("%s divergence: it is at %s, others of its %s wait at %s, line %d", what, thread.operation.name, what,
          gathering.operation.name, gathering.operation.where.line);
   }
   gathering.payloads[thread.id % size] = payload;
@@ -260,16 +265,14 @@ inline void describe_deadlock(Block& block) {
     int count = 0;
     for (size_t j = i; j < block.threads.size(); ++j) {
       const CudaThread& other = block.threads[j];
-      if (other.exited || strcmp(other.operation.name, thread.operation.name) != 0 ||
-          other.operation.where.line != thread.operation.where.line)
-        continue;
+      if (other.exited || !(other.operation == thread.operation)) continue;
       told[j] = true;
       ++count;
     }
     if (used < sizeof who)
-      used += static_cast<size_t>(snprintf(who + used, sizeof who - used, "%s%d threads (the first is %d) wait at %s, line %d",
-                                           used ? ", " : "", count, thread.id, thread.operation.name,
-                                           thread.operation.where.line));
+      used += static_cast<size_t>(snprintf(who + used, sizeof who - used,
+                                           "%s%d threads (the first is %d) wait at %s, line %d", used ? ", " : "",
+                                           count, thread.id, thread.operation.name, thread.operation.where.line));
   }
   report("deadlock: %s; %d threads have exited", who, exited);
 }
@@ -325,6 +328,10 @@ inline void barrier(emulator::Where where = emulator::here()) {
   emulator::CudaThread& thread = emulator::begin("barrier", where);
   int count = static_cast<int>(block.threads.size());
   if (block.alive != count) emulator::fail("waits at a barrier after %d threads have exited", count - block.alive);
+  if (block.at_barrier == 0) block.barrier = thread.operation;
+  if (!(block.barrier == thread.operation))
+    emulator::fail("divergence: it is at another barrier than others of its block, who wait at line %d",
+                   block.barrier.where.line);
   if (++block.at_barrier < count) return emulator::give_way();
   block.at_barrier = 0;
   ++block.interval;

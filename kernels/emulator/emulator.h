@@ -1,18 +1,22 @@
-// Can a kernel be believed that no GPU has run? Every CUDA thread of the same source runs here as a fiber on the CPU, in an
-// order drawn from a seed, and whatever a GPU would be free to do differently is either done in the worst way or is a finding.
+// Can a kernel be believed that no GPU has run? Every CUDA thread of the same source runs here as a fiber on the CPU,
+// in an order drawn from a seed, and whatever a GPU would be free to do differently is either done in the worst way or
+// is a finding.
 //
 //   stack.h      switching stacks               memory.h     cp.async, shared words, stores to global memory
 //   block.h      which thread runs next         warp.h       ldmatrix, mma.sync, shuffles, roundings
 //   shadow.h     races in shared memory         warpgroup.h  wgmma
 //   launch.h     limits, order of blocks, findings
 //
-// A finding ends the launch with a code from 20000 on; smelt::message tells kernel, block, thread, line and what happened.
+// A finding ends the launch with a code from 20000 on; smelt::message tells kernel, block, thread, line and what
+// happened.
 //
 // Not modelled:
 //   * speed, registers, occupancy, __launch_bounds__, caches
 //   * the order and width in which the hardware sums the products of one mma or wgmma; expf stands for ex2.approx
-//   * plain pointers into shared memory, and plain loads and stores of global memory: only device.h's functions are watched
-//   * a block that reads what another block of the launch writes; warp-level hand-offs ordered by __syncwarp or a shuffle
+//   * plain pointers into shared memory, and plain loads and stores of global memory: only device.h's functions are
+//   watched
+//   * a block that reads what another block of the launch writes; warp-level hand-offs ordered by __syncwarp or a
+//   shuffle
 //   * memory order finer than barriers, and any other synchronisation: named barriers, mbarrier, TMA, clusters, atomics
 //   * fence.proxy.async by the reader instead of the writer (legal on a GPU, a finding here)
 #pragma once

@@ -1,5 +1,5 @@
-// How does a launch go? The grid's blocks in an order drawn from the seed, shared out over a few host threads; every limit of
-// the GPU is checked first, and what any block finds becomes the launch's code.
+// How does a launch go? The grid's blocks in an order drawn from the seed, shared out over a few host threads; every
+// limit of the GPU is checked first, and what any block finds becomes the launch's code.
 #pragma once
 
 #include <stdlib.h>
@@ -57,11 +57,11 @@ inline bool refused(const char* kernel, dim3 grid, dim3 block, size_t shared_byt
     snprintf(text, sizeof text, "%.200s: a grid of (%u, %u, %u); at most (2147483647, 65535, 65535), at least 1 each",
              kernel, grid.x, grid.y, grid.z);
   else if (!threads || block.x > 1024 || block.y > 1024 || block.z > 64 || threads > 1024)
-    snprintf(text, sizeof text, "%.200s: a block of (%u, %u, %u) threads; at most 1024 together", kernel, block.x, block.y,
-             block.z);
+    snprintf(text, sizeof text, "%.200s: a block of (%u, %u, %u) threads; at most 1024 together", kernel, block.x,
+             block.y, block.z);
   else if (shared_bytes > shared_limit)
-    snprintf(text, sizeof text, "%.200s: %zu bytes of shared memory; at most %zu at capability %d", kernel, shared_bytes,
-             shared_limit, capability());
+    snprintf(text, sizeof text, "%.200s: %zu bytes of shared memory; at most %zu at capability %d", kernel,
+             shared_bytes, shared_limit, capability());
   else
     return false;
   return true;
@@ -73,14 +73,16 @@ inline bool conflicting_stores(const char* kernel, std::vector<Store>& stores, c
   std::sort(stores.begin(), stores.end(), [](const Store& a, const Store& b) { return a.address < b.address; });
   for (size_t i = 0; i < stores.size(); ++i) {
     const Store& first = stores[i];
-    for (size_t j = i + 1; j < stores.size() && stores[j].address < first.address + static_cast<uintptr_t>(first.bytes); ++j) {
+    for (size_t j = i + 1; j < stores.size() && stores[j].address < first.address + static_cast<uintptr_t>(first.bytes);
+         ++j) {
       const Store& second = stores[j];
       if (first.block == second.block && (first.thread == second.thread || first.interval != second.interval)) continue;
-      snprintf(text, sizeof text,
-               "%.200s: thread %d of block %lld and thread %d of block %lld (blocks counted along x, then y, then z) store "
-               "to one place in global memory%s",
-               kernel, first.thread, static_cast<long long>(first.block), second.thread,
-               static_cast<long long>(second.block), first.block == second.block ? " with no barrier between" : "");
+      snprintf(
+          text, sizeof text,
+          "%.200s: thread %d of block %lld and thread %d of block %lld (blocks counted along x, then y, then z) store "
+          "to one place in global memory%s",
+          kernel, first.thread, static_cast<long long>(first.block), second.thread,
+          static_cast<long long>(second.block), first.block == second.block ? " with no barrier between" : "");
       return true;
     }
   }
@@ -94,7 +96,8 @@ struct Grid {
   dim3 grid, block;
   size_t shared_bytes;
   const std::function<void()>* body;
-  uint64_t total, step, first;  // the i-th block to run is (first + i step) mod total: step and total have no common divisor
+  uint64_t total, step,
+      first;  // the i-th block to run is (first + i step) mod total: step and total have no common divisor
   Grid(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>* body);
   std::atomic<uint64_t> taken{0};
   std::atomic<bool> stop{false};
@@ -118,8 +121,14 @@ inline uint64_t multiply_modulo(uint64_t a, uint64_t b, uint64_t modulus) {
 inline uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
 
 inline Grid::Grid(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>* body)
-    : kernel(kernel), grid(grid), block(block), shared_bytes(shared_bytes), body(body),
-      total(static_cast<uint64_t>(grid.x) * grid.y * grid.z), step(mixed(seed) % total), first(mixed(seed + 1) % total) {
+    : kernel(kernel),
+      grid(grid),
+      block(block),
+      shared_bytes(shared_bytes),
+      body(body),
+      total(static_cast<uint64_t>(grid.x) * grid.y * grid.z),
+      step(mixed(seed) % total),
+      first(mixed(seed + 1) % total) {
   while (common_divisor(step, total) != 1) ++step;
 }
 
@@ -140,8 +149,9 @@ inline void run_blocks(Grid& grid) {
     if (i >= grid.total) break;
     uint64_t number = (grid.first + multiply_modulo(i, grid.step, grid.total)) % grid.total;
     block.number = static_cast<int64_t>(number);
-    block.index = dim3(static_cast<unsigned>(number % grid.grid.x), static_cast<unsigned>(number / grid.grid.x % grid.grid.y),
-                       static_cast<unsigned>(number / grid.grid.x / grid.grid.y));
+    block.index =
+        dim3(static_cast<unsigned>(number % grid.grid.x), static_cast<unsigned>(number / grid.grid.x % grid.grid.y),
+             static_cast<unsigned>(number / grid.grid.x / grid.grid.y));
     block.random_state = mixed(mixed(seed) + number) | 1;
     run_block(block);
     if (block.finding[0]) {
@@ -197,8 +207,8 @@ int launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 bloc
 #define SMELT_EXPORTED extern "C" __attribute__((used, visibility("default"))) inline
 SMELT_EXPORTED void smelt_emulator_seed(uint64_t seed) { smelt::emulator::seed = seed; }
 SMELT_EXPORTED void smelt_emulator_threads(int threads) { smelt::emulator::host_threads = threads; }
-// Since the last call: blocks, mma, ldmatrix phases, extra ways of bank conflicts, worst ways, bytes that cp.async read from
-// global memory, wgmma. Returns how many were written.
+// Since the last call: blocks, mma, ldmatrix phases, extra ways of bank conflicts, worst ways, bytes that cp.async read
+// from global memory, wgmma. Returns how many were written.
 SMELT_EXPORTED int smelt_emulator_counts(int64_t* out, int n) {
   std::lock_guard<std::mutex> lock(smelt::emulator::ledger.mutex);
   smelt::emulator::Counts& counts = smelt::emulator::ledger.counts;

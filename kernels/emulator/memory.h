@@ -1,6 +1,6 @@
-// When do copies and plain accesses reach memory? A cp.async lands at its issue or only at its wait, by the seed. Shared words
-// go through the shadow. Vectors stored to global memory are noted, and two threads that store to one place (of different
-// blocks, or of one block with no barrier between) are found when the launch ends.
+// When do copies and plain accesses reach memory? A cp.async lands at its issue or only at its wait, by the seed.
+// Shared words go through the shadow. Vectors stored to global memory are noted, and two threads that store to one
+// place (of different blocks, or of one block with no barrier between) are found when the launch ends.
 #pragma once
 
 #include "shadow.h"

@@ -1,6 +1,6 @@
-// How does one host thread run hundreds of CUDA threads? Each has a stack of its own, and running another one means going on
-// with another stack pointer. On x86-64 that is nine instructions; elsewhere the C library's contexts do it, with a system
-// call each. Address sanitizer is told of every switch.
+// How does one host thread run hundreds of CUDA threads? Each has a stack of its own, and running another one means
+// going on with another stack pointer. On x86-64 that is nine instructions; elsewhere the C library's contexts do it,
+// with a system call each. Address sanitizer is told of every switch.
 #pragma once
 
 #include <stddef.h>
@@ -68,11 +68,13 @@ constexpr size_t kStackBytes = 64 << 10;
 class Stacks {
  public:
   explicit Stacks(int count)
-      : guard_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), bytes_(static_cast<size_t>(count) * (guard_ + kStackBytes)) {
+      : guard_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        bytes_(static_cast<size_t>(count) * (guard_ + kStackBytes)) {
     memory_ = static_cast<unsigned char*>(
         mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (memory_ == MAP_FAILED) __builtin_trap();
-    for (int i = 0; i < count; ++i) mprotect(memory_ + static_cast<size_t>(i) * (guard_ + kStackBytes), guard_, PROT_NONE);
+    for (int i = 0; i < count; ++i)
+      mprotect(memory_ + static_cast<size_t>(i) * (guard_ + kStackBytes), guard_, PROT_NONE);
   }
   ~Stacks() { munmap(memory_, bytes_); }
   Stacks(const Stacks&) = delete;
@@ -107,7 +109,8 @@ inline void prepare(Fiber& fiber, unsigned char* lowest, void (*entry)()) {
 #endif
 #if SMELT_EMULATOR_ASSEMBLY
   void** top = reinterpret_cast<void**>(lowest + kStackBytes);
-  *--top = nullptr;  // the return address of entry: there is none. Here the stack pointer is 8 past a multiple of 16, as the ABI wants
+  *--top = nullptr;  // the return address of entry: there is none. Here the stack pointer is 8 past a multiple of 16,
+                     // as the ABI wants
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < 6; ++i) *--top = nullptr;  // what smelt_switch_stack pops
   fiber.stack_pointer = top;

@@ -1,4 +1,5 @@
-// What do the instructions of a warp compute? ldmatrix with its bank conflicts, mma.sync, shuffles, and the roundings of cvt.
+// What do the instructions of a warp compute? ldmatrix with its bank conflicts, mma.sync, shuffles, and the roundings
+// of cvt.
 #pragma once
 
 #include <math.h>
@@ -27,7 +28,8 @@ struct MatrixLoad {
   size_t offset;
 };
 
-// The 8 rows of one phase stand in 32 banks of 4 bytes; rows of different addresses in the same 4 banks take a turn each.
+// The 8 rows of one phase stand in 32 banks of 4 bytes; rows of different addresses in the same 4 banks take a turn
+// each.
 inline void count_phase(Counts& counts, const size_t (&row)[8]) {
   int64_t worst = 1;
   for (int i = 0; i < 8; ++i) {
@@ -100,8 +102,7 @@ inline void multiply(void** payloads) {
     memcpy(c[i], sum, sizeof sum);
   }
   for (int lane = 0; lane < 32; ++lane)
-    for (int q = 0; q < 4; ++q)
-      static_cast<Mma*>(payloads[lane])->c[q] = c[lane / 4 + q / 2 * 8][lane % 4 * 2 + q % 2];
+    for (int q = 0; q < 4; ++q) static_cast<Mma*>(payloads[lane])->c[q] = c[lane / 4 + q / 2 * 8][lane % 4 * 2 + q % 2];
 }
 
 struct Shuffle {

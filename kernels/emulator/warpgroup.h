@@ -1,9 +1,10 @@
-// What do Hopper's asynchronous matrix products do, and when? A wgmma reads its operands in shared memory at its issue or only
-// when it has to be done, by the seed; until a wait its accumulators belong to the hardware: they hold a marked NaN, and a
-// register that is not that NaN at the wait was written to. Sums of 16 products are added in order of issue.
+// What do Hopper's asynchronous matrix products do, and when? A wgmma reads its operands in shared memory at its issue
+// or only when it has to be done, by the seed; until a wait its accumulators belong to the hardware: they hold a marked
+// NaN, and a register that is not that NaN at the wait was written to. Sums of 16 products are added in order of issue.
 //
-// Descriptor (PTX ISA, "matrix descriptor"; CuTe, make_gmma_desc), in 16 bytes: bits 0-13 start, 16-29 leading byte offset (LBO),
-// 32-45 stride byte offset (SBO), 49-51 base offset, 62-63 swizzle, 1 of 128 bytes. Element (mn, k) of an operand stands at
+// Descriptor (PTX ISA, "matrix descriptor"; CuTe, make_gmma_desc), in 16 bytes: bits 0-13 start, 16-29 leading byte
+// offset (LBO), 32-45 stride byte offset (SBO), 49-51 base offset, 62-63 swizzle, 1 of 128 bytes. Element (mn, k) of an
+// operand stands at
 //   K-major   start + mn / 8 SBO + mn % 8 128 + 2 k
 //   MN-major  start + mn / 64 LBO + k / 8 SBO + k % 8 128 + mn % 64 2
 // with bits 4-6 of the whole address xored with its bits 7-9.
@@ -16,7 +17,7 @@
 
 namespace smelt::emulator {
 
-constexpr size_t kSharedStart = 1024;  // shared addresses as wgmma sees them do not begin at 0
+constexpr size_t kSharedStart = 1024;       // shared addresses as wgmma sees them do not begin at 0
 constexpr uint32_t kInFlight = 0x7fc5e17f;  // a NaN
 
 // The registers d of one wgmma call, of all 128 threads: known by where the first thread keeps them.
@@ -58,17 +59,21 @@ inline void meet_warpgroup(void* payload, Work&& work) {
 // ---- operands ----
 
 inline void find_chunks(Product& product, int operand, uint64_t descriptor) {
-  size_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  size_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
+         stride = (descriptor >> 32 & 0x3fff) << 4;
   bool mn_major = product.mn_major[operand];
   char name = operand ? 'b' : 'a';
   size_t rows = operand ? static_cast<size_t>(product.columns) : 64;
-  if (descriptor >> 62 != 1) fail("wgmma: swizzle %d of operand %c; 1, of 128 bytes, is meant", int(descriptor >> 62), name);
+  if (descriptor >> 62 != 1)
+    fail("wgmma: swizzle %d of operand %c; 1, of 128 bytes, is meant", int(descriptor >> 62), name);
   if (descriptor >> 49 & 7) fail("wgmma: base offset of operand %c is not 0", name);
   if (mn_major ? start % 1024 : start % 1024 > 96 || start % 32)
     fail("wgmma: operand %c starts %zu bytes into an atom of 1024 bytes; %s", name, start % 1024,
-         mn_major ? "an MN-major one has to start with it" : "a K-major one starts 0, 32, 64 or 96 bytes into its first row");
+         mn_major ? "an MN-major one has to start with it"
+                  : "a K-major one starts 0, 32, 64 or 96 bytes into its first row");
   if (stride % 1024 || (mn_major && rows > 64 && leading % 1024))
-    fail("wgmma: offsets of operand %c (leading %zu, stride %zu bytes) are not whole atoms of 1024 bytes", name, leading, stride);
+    fail("wgmma: offsets of operand %c (leading %zu, stride %zu bytes) are not whole atoms of 1024 bytes", name,
+         leading, stride);
   size_t inner = mn_major ? rows / 8 : 2;  // chunks of 8 elements along the major direction
   size_t outer = mn_major ? 16 : rows;
   for (size_t row = 0; row < outer; ++row)
@@ -125,17 +130,20 @@ inline size_t accumulator_place(int thread, int i, int columns) {
   return static_cast<size_t>(row * columns + column);
 }
 
-inline Accumulators& take_accumulators(Warpgroup& group, Product& product, void** payloads, float* (*registers)(void*)) {
+inline Accumulators& take_accumulators(Warpgroup& group, Product& product, void** payloads,
+                                       float* (*registers)(void*)) {
   float* first = registers(payloads[0]);
   product.target = 0;
-  while (product.target < group.accumulators.size() && group.accumulators[product.target].lanes[0] != first) ++product.target;
+  while (product.target < group.accumulators.size() && group.accumulators[product.target].lanes[0] != first)
+    ++product.target;
   if (product.target == group.accumulators.size()) group.accumulators.emplace_back();
   Accumulators& mine = group.accumulators[product.target];
   if (mine.in_flight) {
     if (mine.columns != product.columns) fail("wgmma on accumulators that a wgmma of another shape still writes");
     return mine;
   }
-  if (mine.settled >= group.fence) fail("wgmma with no wgmma.fence since its accumulators came back from the last wait");
+  if (mine.settled >= group.fence)
+    fail("wgmma with no wgmma.fence since its accumulators came back from the last wait");
   mine.columns = product.columns;
   mine.values.resize(static_cast<size_t>(64 * product.columns));
   for (int thread = 0; thread < 128; ++thread) {

@@ -4,7 +4,8 @@
 //   g++ -DSMELT_EMULATED    kernels/emulator: every CUDA thread is a fiber on the CPU, every misuse a finding
 //
 // A kernel reads threadIdx, blockIdx, blockDim and gridDim, touches shared memory and vectors of global memory through
-// the functions below, and is started by SMELT_LAUNCH. `bf16 pair` is two bf16 in 32 bits, the lower index in the low half.
+// the functions below, and is started by SMELT_LAUNCH. `bf16 pair` is two bf16 in 32 bits, the lower index in the low
+// half.
 #pragma once
 
 #if defined(SMELT_EMULATED)
@@ -76,7 +77,8 @@ SMELT_DEVICE void wait_copies() {
 
 // ---- the warp's matrix instructions ----
 
-// Four 8 x 8 matrices of bf16: lane 8 q + i names row i of matrix q; r[q] of lane l is columns 2 (l % 4) and + 1 of row l / 4.
+// Four 8 x 8 matrices of bf16: lane 8 q + i names row i of matrix q; r[q] of lane l is columns 2 (l % 4) and + 1 of row
+// l / 4.
 SMELT_DEVICE void load_matrix4(uint32_t (&r)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -91,8 +93,9 @@ SMELT_DEVICE void load_matrix4_transposed(uint32_t (&r)[4], const void* shared) 
                : "memory");
 }
 
-// c[16 x 8] += a[16 x 16] b[16 x 8]. With g = lane / 4, t = 2 (lane % 4): c[0], c[1] are row g, columns t and t + 1, c[2], c[3] row g + 8;
-// a[0] is row g, columns t, t + 1; a[1] row g + 8; a[2], a[3] the same 8 columns on; b0 is rows t, t + 1 of column g, b1 8 rows on.
+// c[16 x 8] += a[16 x 16] b[16 x 8]. With g = lane / 4, t = 2 (lane % 4): c[0], c[1] are row g, columns t and t + 1,
+// c[2], c[3] row g + 8; a[0] is row g, columns t, t + 1; a[1] row g + 8; a[2], a[3] the same 8 columns on; b0 is rows
+// t, t + 1 of column g, b1 8 rows on.
 SMELT_DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -116,7 +119,9 @@ SMELT_DEVICE float from_bits(uint32_t bits) { return __uint_as_float(bits); }
 SMELT_DEVICE float exponential(float x) { return __expf(x); }
 
 SMELT_DEVICE float shuffle_xor(float value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
-SMELT_DEVICE uint32_t shuffle_xor(uint32_t value, int lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
+SMELT_DEVICE uint32_t shuffle_xor(uint32_t value, int lane_mask) {
+  return __shfl_xor_sync(0xffffffffu, value, lane_mask);
+}
 // The value of the lane `delta` below; the lowest `delta` lanes keep their own.
 SMELT_DEVICE int shuffle_up(int value, int delta) { return __shfl_up_sync(0xffffffffu, value, delta); }
 
