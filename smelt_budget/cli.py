@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import smelt_budget
+from smelt_budget.emit_command import emit
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.flags import fraction, known_models, pins, setting_asked, share
 from smelt_budget.report.console import print_json, show
@@ -202,9 +203,10 @@ def solve(
     Example: `smelt-budget solve --baseline deepseek-v3 --heads sectioned --out smelt.yaml`
     """
     from smelt_budget.report.progress import SlowWork
-    from smelt_budget.report.write import as_yaml, check_free, write_text
+    from smelt_budget.report.write import check_free, write_text
     from smelt_budget.solver import Lattice, Plan, Request, Tolerance
     from smelt_budget.solver import solve as find_twin
+    from smelt_budget.spec.text import as_yaml
 
     if out is not None:
         check_free(out, force)
@@ -322,5 +324,6 @@ def told(source: str, verbose: bool) -> Any:
 
 
 app.command("verify")(verify)
+app.command("emit")(emit)
 app.command("generate")(generate)
 app.command("eval")(evaluate)

@@ -26,6 +26,13 @@ def known_models(incomplete: str) -> list[str]:
     return [name for name in builtin.names() if name.startswith(incomplete)] + paths
 
 
+def emit_targets(incomplete: str) -> list[str]:
+    """Completions for --to."""
+    from smelt_budget.emit import TARGETS
+
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
 NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,2})?(/0*[1-9]\d{0,17})?%?")
 
 

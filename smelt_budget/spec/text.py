@@ -7,6 +7,7 @@ UTF-8.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -148,3 +149,26 @@ def kind_of(value: Any) -> str:
         float: "a number",
     }
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
+
+
+def as_yaml(data: dict[str, Any], heading: str) -> str:
+    """Plain data as YAML 1.2 under a comment; reading it back gives the data."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedSeq
+
+    def shaped(value: Any) -> Any:
+        """Mappings in blocks, lists of plain values on one line."""
+        if isinstance(value, dict):
+            return {key: shaped(inner) for key, inner in value.items()}
+        if not isinstance(value, list):
+            return value
+        items = CommentedSeq(shaped(inner) for inner in value)
+        if not any(isinstance(inner, (dict, list)) for inner in value):
+            items.fa.set_flow_style()
+        return items
+
+    yaml = YAML()
+    yaml.width = 110
+    out = io.StringIO()
+    yaml.dump(shaped(data), out)
+    return "".join(f"# {line}\n" for line in heading.splitlines()) + out.getvalue()

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from smelt_budget.cli import app
 from smelt_budget.errors import BadInput
 from smelt_budget.ledger import Ledger
-from smelt_budget.report.write import as_yaml
 from smelt_budget.solver import Lattice, Plan, Request, Tolerance, solve
 from smelt_budget.spec import ModelSpec, read
 from smelt_budget.verify.pair import read_pair
+from smelt_budget.spec.text import as_yaml
 
 SMALL = {
     "hidden_size": 256,

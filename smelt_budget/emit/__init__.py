@@ -1,0 +1,9 @@
+"""What do other trainers run? A solved pair as the files of one of them, both arms."""
+
+from __future__ import annotations
+
+from smelt_budget.emit.plain import JSON, YAML
+from smelt_budget.emit.target import Target
+
+TARGETS: dict[str, Target] = {target.name: target for target in (YAML, JSON)}
+"""By the name that --to takes."""
