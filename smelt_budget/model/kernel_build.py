@@ -66,13 +66,13 @@ def build(
     *,
     sources: Path | None = None,
     sanitize: str | None = None,
-    architectures: Sequence[str] | None = None,
+    architectures: Sequence[str] = ARCHITECTURES,
     anew: bool = False,
 ) -> Path:
     """The path of the shared library, compiled if it is not in the cache.
 
-    `sources` is a folder like `kernels`; `sanitize` is what g++ calls so (emulated only); `architectures` is left out
-    for all of them; `anew` compiles even if a sound library is there.
+    `sources` is a folder like `kernels`; `sanitize` is what g++ calls so (emulated only). A library for all
+    `architectures` serves for fewer. `anew` compiles even if a sound library is there.
 
     Raises:
         NoCompiler: none was found.
@@ -80,18 +80,15 @@ def build(
     """
     sources = kernels_folder() if sources is None else Path(sources)
     compiler = gxx() if target == "emulated" else nvcc()
-    flags = [] if target == "emulated" else architecture_flags(compiler, architectures or ARCHITECTURES)
-    if target == "emulated":
-        flags = ["-std=c++17", "-O2", "-g", "-DSMELT_EMULATED", "-fPIC", "-pthread", f"-I{sources / 'emulator'}"]
-        flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else []
-    else:
-        flags += ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
-    recipe = [target, compiler.version, *flags, *compiler.link]
-    key = fingerprint(sources, [part.replace(str(sources), "") for part in recipe])
-    name = f"{target}-{key[:20]}"
-    cached = cache_folder() / name
-    if not anew and (library := sound(cached)):
-        return library
+
+    def recipe(names: Sequence[str]) -> tuple[list[str], str]:
+        flags = emulated_flags(sanitize) if target == "emulated" else cuda_flags(compiler, names)
+        return flags, f"{target}-{fingerprint(sources, [target, compiler.version, *flags, *compiler.link])[:20]}"
+
+    flags, name = recipe(architectures)
+    for found in (recipe(ARCHITECTURES)[1], name):
+        if not anew and (library := sound(cache_folder() / found)):
+            return library
     root = writable(cache_folder())
     with locked(root / f"{name}.lock"):
         if not anew and (library := sound(root / name)):
@@ -99,7 +96,12 @@ def build(
         if (root / name).exists():
             log.info("the kernels in %s are damaged or do not load; they are compiled again", root / name)
         log.info("compiling the expert kernels (%s) into %s", target, root / name)
-        return compiled(target, compiler, [*flags, f"-I{sources / 'include'}"], sources, root / name)
+        library = compiled(target, compiler, flags, sources, root / name)
+        if recipe(architectures)[1] == name:
+            return library
+        shutil.rmtree(root / name, ignore_errors=True)
+    log.info("the sources changed while they were compiled")
+    return build(target, sources=sources, sanitize=sanitize, architectures=architectures)
 
 
 def kernels_folder() -> Path:
@@ -144,36 +146,43 @@ def sound(folder: Path) -> Path | None:
 
 
 def compiled(target: Target, compiler: Compiler, flags: list[str], sources: Path, place: Path) -> Path:
-    """Every source a translation unit, linked, and renamed into its place at once."""
+    """The library and its stamp, made beside their place and renamed into it at once."""
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.", dir=place.parent))
     try:
-        units = sorted((sources / "src").glob("*.cu"))
-        language = ["-x", "c++"] if target == "emulated" else []
-        commands = [
-            [compiler.program, *flags, *language, "-c", str(unit), "-o", str(work / f"{unit.stem}.o")] for unit in units
-        ]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            said = list(pool.map(ran, commands))
         library = work / f"libsmelt_{target}.so"
-        link = ["-cudart", "static"] if target == "cuda" else ["-pthread"]
-        link += [flag for flag in flags if flag.startswith("-fsanitize")] + list(compiler.link)
-        objects = [command[-1] for command in commands]
-        said.append(ran([compiler.program, "-shared", *link, *objects, "-o", str(library)]))
-        for unit in objects:
-            Path(unit).unlink()
-        (work / LOG).write_text("".join(said), encoding="utf-8")
+        (work / LOG).write_text(linked(compiler, flags, sources, library), encoding="utf-8")
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
         # named after its content: a process that holds a bad one would be given that again for the same name
         library = library.rename(library.with_stem(f"{library.stem}-{digest[:12]}"))
         (work / STAMP).write_text(json.dumps({"library": library.name, "sha256": digest}), encoding="utf-8")
         work.chmod(0o755)
         if place.exists():
-            place.rename(work / "before")  # never a moment with half a library in it
+            place.rename(work / "before")
         work.rename(place)
         shutil.rmtree(place / "before", ignore_errors=True)
         return place / library.name
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def linked(compiler: Compiler, flags: list[str], sources: Path, library: Path) -> str:
+    """Every source a translation unit of its own, and all of them one library; returns what the compiler said."""
+    emulated = "-DSMELT_EMULATED" in flags
+    where = [f"-I{sources / 'include'}", *([f"-I{sources / 'emulator'}", "-xc++"] if emulated else [])]
+    units = sorted((sources / "src").glob("*.cu"))
+    objects = [str(library.with_name(f"{unit.stem}.o")) for unit in units]
+    commands = [
+        [compiler.program, *flags, *where, "-c", str(unit), "-o", made]
+        for unit, made in zip(units, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        said = list(pool.map(ran, commands))
+    link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
+    link += [*([] if emulated else ["-cudart=static"]), *compiler.link]
+    said.append(ran([compiler.program, "-shared", *link, *objects, "-o", str(library)]))
+    for made in objects:
+        Path(made).unlink()
+    return "".join(said)
 
 
 def ran(command: list[str]) -> str:
@@ -204,6 +213,8 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             log.info("waiting for another process that compiles the same kernels (%s)", path)
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:  # some network file systems; then two may compile, and the last one's stays
+            log.info("%s cannot be locked: %s", path, error.strerror)
         yield
 
 
@@ -227,17 +238,25 @@ def temporary() -> Path:
     return Path(folder)
 
 
-def architecture_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:
-    """What nvcc is told for each, if it knows it: an older one makes no code for a newer GPU, which takes the PTX."""
+def emulated_flags(sanitize: str | None) -> list[str]:
+    """What g++ is told."""
+    checked = [f"-fsanitize={sanitize}", "-g", "-fno-omit-frame-pointer"] if sanitize else []
+    return ["-std=c++17", "-O2", "-DSMELT_EMULATED", "-fPIC", "-pthread", *checked]
+
+
+def cuda_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:
+    """What nvcc is told; for a GPU it does not know, all it does know, among them PTX for the driver to translate.
+
+    Raises:
+        KernelBuildError: it knows nothing that our kernels run on.
+    """
     known = {gpu.split("_")[1] for gpu in compiler.knows}
-    flags = []
-    for name in architectures:
-        number = name.split("_")[1]
-        if number.rstrip("af") in known:
-            flags += ["-gencode", f"arch=compute_{number},code={name}"]
-    if not flags:
-        raise KernelBuildError(f"{compiler.program} knows none of {', '.join(architectures)}", "fix: a newer nvcc")
-    return flags
+    for asked in (architectures, ARCHITECTURES):
+        numbers = {name: name.split("_")[1] for name in asked if name.split("_")[1].rstrip("af") in known}
+        if numbers:
+            code = [f"-gencode=arch=compute_{number},code={name}" for name, number in numbers.items()]
+            return ["-std=c++17", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", *code]
+    raise KernelBuildError(f"{compiler.program} knows none of {', '.join(ARCHITECTURES)}", "fix: a newer nvcc")
 
 
 def gxx() -> Compiler:

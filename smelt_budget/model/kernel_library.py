@@ -139,11 +139,20 @@ def load(target: Target, path: Path | None = None) -> Library:
 
 @functools.cache
 def of_cache(target: Target) -> Library:
-    """Loaded once a process."""
-    architectures = None
-    path = kernel_build.build(target, architectures=architectures)
+    """Loaded once a process; compiled for the GPUs that are here alone, which is faster."""
+    here = gpus() if target == "cuda" else ()
+    build = functools.partial(kernel_build.build, target, architectures=here or kernel_build.ARCHITECTURES)
     try:
-        return Library(path)
+        return Library(build())
     except LibraryError as error:
         log.info("%s", error)
-        return Library(kernel_build.build(target, architectures=architectures, anew=True))
+        return Library(build(anew=True))
+
+
+def gpus() -> tuple[str, ...]:
+    """The architectures of this machine's GPUs: sm_80, sm_90a."""
+    import torch
+
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    names = (f"sm_{major}{minor}" for major, minor in sorted(found) if major >= 8)
+    return tuple(f"{name}a" if name == "sm_90" else name for name in names)
