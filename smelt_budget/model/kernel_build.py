@@ -34,7 +34,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "compute_80")
 """Of a library for every machine: three generations, and PTX for what comes between and after."""
 LAST_LINES = 12
 """Of what a compiler said; the whole is in the log."""
-AT_ONCE = 2  # a translation unit takes about a gigabyte in ptxas
+MOST_AT_ONCE = 8  # a translation unit takes up to a gigabyte in ptxas
 STAMP, LOG = "stamp.json", "build.log"
 
 log = logging.getLogger("smelt_budget.kernels")
@@ -175,7 +175,7 @@ def linked(compiler: Compiler, flags: list[str], sources: Path, library: Path) -
         [compiler.program, *flags, *where, "-c", str(unit), "-o", made]
         for unit, made in zip(units, objects, strict=True)
     ]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, max(2, (os.cpu_count() or 1) // 2))) as pool:
         said = list(pool.map(ran, commands))
     link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
     link += [*([] if emulated else ["-cudart=static"]), *compiler.link]

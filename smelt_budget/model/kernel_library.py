@@ -85,7 +85,7 @@ class Library:
                 raise LibraryError(f"{path} has version {version} of the interface, not {ABI_VERSION}")
             answers = {**ANSWERS, **EMULATOR} if self.emulated else ANSWERS
             functions = {name: self._function(name, *types) for name, types in answers.items()}
-            self._message = functions["message"]
+            self._message = functions.pop("message")
             for name, types in WORK.items():
                 functions[name] = self._checked(self._function(name, INT, types))
             self._capability = self._checked(self._function("capability", INT, (POINTER,)))
