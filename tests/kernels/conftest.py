@@ -15,6 +15,10 @@ torch.set_num_threads(1)  # the emulator has threads of its own
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: minutes on a small machine; -m 'not slow' leaves it out")
+
+
 @pytest.fixture(scope="session")
 def emulated():
     """The library; what a test changes of it is the seed."""
