@@ -5,36 +5,20 @@
 //     hw      = w h                                for the gradient of W_down
 //     partial = dh h, summed over the columns of a tile: a row for every tile of columns
 //
-// Rows of grad are gathered: slot s reads row choice[s] / K. The k of this product counts the rows of W_down[e] [H, F], which
-// are contiguous across it.
+// Rows of grad are gathered: slot s reads row choice[s] / K. The k of this product counts the rows of W_down[e] [H, F],
+// which are contiguous across it.
 #include "hopper_tile.h"
 #include "swiglu.h"
 
 namespace smelt::hopper {
 
+// dpre, hw and partial of a tile whose first feature is `feature0`.
 template <class T>
-SMELT_KERNEL(T::THREADS, T::BLOCKS)
-void dact_kernel(DactArguments a) {
-#if SMELT_HOPPER
-  Place place;
-  if (!locate(a.offs, a.tile0, a.E, a.S, T::ROWS, place)) return;
-  const bool routed = place.expert >= 0;
-  const int64_t feature0 = place.columns * T::COLUMNS;
-  const bf16* const w = a.w_down + (routed ? place.expert : 0) * (static_cast<int64_t>(a.H) * a.F);
-
-  AlongK<T::ROWS, T::THREADS> tokens(a.grad, a.H, [&](int r) -> const bf16* {
-    const int64_t s = place.first + r;
-    return routed && s < place.last ? a.grad + a.choice[s] / a.K * a.ldg : nullptr;
-  });
-  const auto hidden_row = [=](int64_t k) -> const bf16* { return k < a.H ? w + k * a.F : nullptr; };
-  AcrossK<T::COLUMNS, T::THREADS, decltype(hidden_row)> weights(a.w_down, feature0, a.F, hidden_row);
-  Sums<T> dh;
-  multiply<T>(tokens, weights, routed ? steps_of(a.H) : 0, dh);
-
+SMELT_DEVICE void store_gradients(const Sums<T>& dh, const DactArguments& a, const Place& place, int64_t feature0) {
   SMELT_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int64_t s = place.first + row_of(half);
-    const bool live = routed && s < place.last;  // what is not live becomes zero, whatever pre holds
+    const bool live = place.expert >= 0 && s < place.last;  // what is not live becomes zero, whatever pre holds
     const float weight = live ? a.weight[a.choice[s]] : 0;
     float dweight = 0;
     SMELT_UNROLL
@@ -68,8 +52,30 @@ void dact_kernel(DactArguments a) {
     }
     dweight += shuffle_xor(dweight, 1);
     dweight += shuffle_xor(dweight, 2);
-    if (s < place.last && threadIdx.x % 4 == 0) a.partial[place.columns * a.S + s] = dweight;
+    if (s < place.last && threadIdx.x % 4 == 0) a.partial[feature0 / T::COLUMNS * a.S + s] = dweight;
   }
+}
+
+template <class T>
+SMELT_KERNEL(T::THREADS, T::BLOCKS)
+void dact_kernel(DactArguments a) {
+#if SMELT_HOPPER
+  Place place;
+  if (!locate(a.offs, a.tile0, a.E, a.S, T::ROWS, place)) return;
+  const bool routed = place.expert >= 0;
+  const bf16* const w = a.w_down + (routed ? place.expert : 0) * (static_cast<int64_t>(a.H) * a.F);
+
+  const auto token = [&](int64_t s) -> const bf16* {
+    return routed && s < place.last ? a.grad + a.choice[s] / a.K * a.ldg : nullptr;
+  };
+  const auto weight = [&](int64_t k) -> const bf16* { return k < a.H ? w + k * a.F : nullptr; };
+  const int64_t first = place.columns * T::COLUMNS;
+  AlongK<T::ROWS, T::THREADS, decltype(token)> left(a.grad, a.H, place.first, token);
+  AcrossK<T::COLUMNS, T::THREADS, decltype(weight)> right(a.w_down, a.F, first, weight);
+  Products<T, false, decltype(left), decltype(right)> products(left, right, routed ? steps_of(a.H) : 0, first, a.F);
+  Sums<T> dh;
+  products.next(dh);
+  store_gradients<T>(dh, a, place, first);
 #endif
 }
 
@@ -77,7 +83,7 @@ template <class T>
 static int launch(const DactArguments& a) {
   const int64_t x = row_tiles_bound(a.S, a.E, T::ROWS), y = tiles(a.F, T::COLUMNS);
   if (!fits_grid(x, y)) return SMELT_BAD_ARGUMENT;
-  return SMELT_LAUNCH((dact_kernel<T>), dim3(x, y), T::THREADS, T::shared_bytes(tiles(a.H, K_STEP)), a.stream, a);
+  return SMELT_LAUNCH((dact_kernel<T>), dim3(x, y), T::THREADS, T::SHARED_BYTES, a.stream, a);
 }
 
 int dact(const DactArguments& a) {

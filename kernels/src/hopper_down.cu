@@ -12,28 +12,27 @@ void down_kernel(DownArguments a) {
   Place place;
   if (!locate(a.offs, a.tile0, a.E, a.S, T::ROWS, place)) return;
   const bool routed = place.expert >= 0;
-  const int64_t hidden0 = place.columns * T::COLUMNS;
   const bf16* const w = a.w_down + (routed ? place.expert : 0) * (static_cast<int64_t>(a.H) * a.F);
 
-  AlongK<T::ROWS, T::THREADS> slots(a.h, a.F, [&](int r) -> const bf16* {
-    const int64_t s = place.first + r;
-    return routed && s < place.last ? a.h + s * a.F : nullptr;
-  });
-  AlongK<T::COLUMNS, T::THREADS> weights(a.w_down, a.F, [&](int r) -> const bf16* {
-    const int64_t hidden = hidden0 + r;
-    return hidden < a.H ? w + hidden * a.F : nullptr;
-  });
-  Sums<T> sum;
-  multiply<T>(slots, weights, routed ? steps_of(a.F) : 0, sum);
-  store_bf16<T>(sum, a.out, place.first, place.last, hidden0, a.H);
+  const auto slot = [&](int64_t s) -> const bf16* { return routed && s < place.last ? a.h + s * a.F : nullptr; };
+  const auto weight = [&](int64_t hidden) -> const bf16* { return hidden < a.H ? w + hidden * a.F : nullptr; };
+  const int64_t first = place.columns * T::COLUMNS;
+  AlongK<T::ROWS, T::THREADS, decltype(slot)> left(a.h, a.F, place.first, slot);
+  AlongK<T::COLUMNS, T::THREADS, decltype(weight)> right(a.w_down, a.F, first, weight);
+  Products<T, true, decltype(left), decltype(right)> products(left, right, routed ? steps_of(a.F) : 0, first, a.H);
+  for (int64_t column = first; column < a.H; column += static_cast<int64_t>(gridDim.y) * T::COLUMNS) {
+    Sums<T> sum;
+    products.next(sum);
+    store_bf16<T>(sum, a.out, place.first, place.last, column, a.H);
+  }
 #endif
 }
 
 template <class T>
 static int launch(const DownArguments& a) {
-  const int64_t x = row_tiles_bound(a.S, a.E, T::ROWS), y = tiles(a.H, T::COLUMNS);
+  const int64_t x = row_tiles_bound(a.S, a.E, T::ROWS), y = column_blocks(tiles(a.H, T::COLUMNS), tiles(a.F, K_STEP));
   if (!fits_grid(x, y)) return SMELT_BAD_ARGUMENT;
-  return SMELT_LAUNCH((down_kernel<T>), dim3(x, y), T::THREADS, T::shared_bytes(tiles(a.F, K_STEP)), a.stream, a);
+  return SMELT_LAUNCH((down_kernel<T>), dim3(x, y), T::THREADS, T::SHARED_BYTES, a.stream, a);
 }
 
 int down(const DownArguments& a) {

@@ -12,27 +12,28 @@ void dx_kernel(DxArguments a) {
   Place place;
   if (!locate(a.offs, a.tile0, a.E, a.S, T::ROWS, place)) return;
   const bool routed = place.expert >= 0;
-  const int64_t depth = 2 * static_cast<int64_t>(a.F), hidden0 = place.columns * T::COLUMNS;
+  const int64_t depth = 2 * static_cast<int64_t>(a.F), first = place.columns * T::COLUMNS;
   const bf16* const w = a.w_gate_up + (routed ? place.expert : 0) * (depth * a.H);
 
-  AlongK<T::ROWS, T::THREADS> slots(a.dpre, depth, [&](int r) -> const bf16* {
-    const int64_t s = place.first + r;
-    return routed && s < place.last ? a.dpre + s * depth : nullptr;
-  });
-  const auto feature_row = [=](int64_t k) -> const bf16* { return k < depth ? w + k * a.H : nullptr; };
-  AcrossK<T::COLUMNS, T::THREADS, decltype(feature_row)> weights(a.w_gate_up, hidden0, a.H, feature_row);
-  Sums<T> sum;
-  multiply<T>(slots, weights, routed ? steps_of(depth) : 0, sum);
-  store_bf16<T>(sum, a.dx, place.first, place.last, hidden0, a.H);
+  const auto slot = [&](int64_t s) -> const bf16* { return routed && s < place.last ? a.dpre + s * depth : nullptr; };
+  const auto weight = [&](int64_t k) -> const bf16* { return k < depth ? w + k * a.H : nullptr; };
+  AlongK<T::ROWS, T::THREADS, decltype(slot)> left(a.dpre, depth, place.first, slot);
+  AcrossK<T::COLUMNS, T::THREADS, decltype(weight)> right(a.w_gate_up, a.H, first, weight);
+  Products<T, true, decltype(left), decltype(right)> products(left, right, routed ? steps_of(depth) : 0, first, a.H);
+  for (int64_t column = first; column < a.H; column += static_cast<int64_t>(gridDim.y) * T::COLUMNS) {
+    Sums<T> sum;
+    products.next(sum);
+    store_bf16<T>(sum, a.dx, place.first, place.last, column, a.H);
+  }
 #endif
 }
 
 template <class T>
 static int launch(const DxArguments& a) {
-  const int64_t x = row_tiles_bound(a.S, a.E, T::ROWS), y = tiles(a.H, T::COLUMNS);
-  if (!fits_grid(x, y)) return SMELT_BAD_ARGUMENT;
   const int64_t steps = tiles(2 * static_cast<int64_t>(a.F), K_STEP);
-  return SMELT_LAUNCH((dx_kernel<T>), dim3(x, y), T::THREADS, T::shared_bytes(steps), a.stream, a);
+  const int64_t x = row_tiles_bound(a.S, a.E, T::ROWS), y = column_blocks(tiles(a.H, T::COLUMNS), steps);
+  if (!fits_grid(x, y)) return SMELT_BAD_ARGUMENT;
+  return SMELT_LAUNCH((dx_kernel<T>), dim3(x, y), T::THREADS, T::SHARED_BYTES, a.stream, a);
 }
 
 int dx(const DxArguments& a) {

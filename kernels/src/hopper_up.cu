@@ -2,34 +2,17 @@
 //
 //     pre_S2F = [x W_gate^T | x W_up^T]    h_SF = gate sigmoid(gate) up        (arXiv:2002.05202 eq. 6)
 //
-// Rows of x are gathered: slot s reads row choice[s] / K. In the tile of weights 8 rows of W_gate alternate with the same 8
-// rows of W_up, so that a thread's sums of fragment j are gates and those of fragment j + 1 the ups of the same features.
+// Rows of x are gathered: slot s reads row choice[s] / K. In the tile of weights 8 rows of W_gate alternate with the
+// same 8 rows of W_up, so that a thread's sums of fragment j are gates and those of fragment j + 1 the ups of the same
+// features.
 #include "hopper_tile.h"
 #include "swiglu.h"
 
 namespace smelt::hopper {
 
+// pre and h of a tile whose first feature is `feature0`.
 template <class T>
-SMELT_KERNEL(T::THREADS, T::BLOCKS)
-void up_kernel(UpArguments a) {
-#if SMELT_HOPPER
-  Place place;
-  if (!locate(a.offs, a.tile0, a.E, a.S, T::ROWS, place)) return;
-  const bool routed = place.expert >= 0;
-  const int64_t feature0 = place.columns * (T::COLUMNS / 2);
-  const bf16* const w = a.w_gate_up + (routed ? place.expert : 0) * (2 * static_cast<int64_t>(a.F) * a.H);
-
-  AlongK<T::ROWS, T::THREADS> tokens(a.x, a.H, [&](int r) -> const bf16* {
-    const int64_t s = place.first + r;
-    return routed && s < place.last ? a.x + a.choice[s] / a.K * a.ldx : nullptr;
-  });
-  AlongK<T::COLUMNS, T::THREADS> weights(a.w_gate_up, a.H, [&](int r) -> const bf16* {
-    const int64_t feature = feature0 + r / 16 * 8 + r % 8;
-    return feature < a.F ? w + (r % 16 < 8 ? feature : a.F + feature) * a.H : nullptr;
-  });
-  Sums<T> sum;
-  multiply<T>(tokens, weights, routed ? steps_of(a.H) : 0, sum);
-
+SMELT_DEVICE void store_activation(const Sums<T>& sum, const UpArguments& a, const Place& place, int64_t feature0) {
   SMELT_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int64_t s = place.first + row_of(half);
@@ -55,6 +38,31 @@ void up_kernel(UpArguments a) {
       store16(a.h + s * a.F + feature, vector(h));
     }
   }
+}
+
+template <class T>
+SMELT_KERNEL(T::THREADS, T::BLOCKS)
+void up_kernel(UpArguments a) {
+#if SMELT_HOPPER
+  Place place;
+  if (!locate(a.offs, a.tile0, a.E, a.S, T::ROWS, place)) return;
+  const bool routed = place.expert >= 0;
+  const bf16* const w = a.w_gate_up + (routed ? place.expert : 0) * (2 * static_cast<int64_t>(a.F) * a.H);
+
+  const auto token = [&](int64_t s) -> const bf16* {
+    return routed && s < place.last ? a.x + a.choice[s] / a.K * a.ldx : nullptr;
+  };
+  const auto weight = [&](int64_t column) -> const bf16* {
+    const int64_t feature = column / 16 * 8 + column % 8;
+    return feature < a.F ? w + (column % 16 < 8 ? feature : a.F + feature) * a.H : nullptr;
+  };
+  const int64_t width = 2 * static_cast<int64_t>(a.F), first = place.columns * T::COLUMNS;
+  AlongK<T::ROWS, T::THREADS, decltype(token)> left(a.x, a.H, place.first, token);
+  AlongK<T::COLUMNS, T::THREADS, decltype(weight)> right(a.w_gate_up, a.H, first, weight);
+  Products<T, false, decltype(left), decltype(right)> products(left, right, routed ? steps_of(a.H) : 0, first, width);
+  Sums<T> sum;
+  products.next(sum);
+  store_activation<T>(sum, a, place, first / 2);
 #endif
 }
 
@@ -62,7 +70,7 @@ template <class T>
 static int launch(const UpArguments& a) {
   const int64_t x = row_tiles_bound(a.S, a.E, T::ROWS), y = tiles(a.F, T::COLUMNS / 2);
   if (!fits_grid(x, y)) return SMELT_BAD_ARGUMENT;
-  return SMELT_LAUNCH((up_kernel<T>), dim3(x, y), T::THREADS, T::shared_bytes(tiles(a.H, K_STEP)), a.stream, a);
+  return SMELT_LAUNCH((up_kernel<T>), dim3(x, y), T::THREADS, T::SHARED_BYTES, a.stream, a);
 }
 
 int up(const UpArguments& a) {

@@ -1,7 +1,8 @@
 // How does the Hopper tier compute the gradient of each expert's weight, dw[e] [rows, columns] = left_e^T right_e?
 //
-// The k of this product counts the slots of the expert, as many as it has; both operands are contiguous across it. Rows are
-// gathered where a *_choice says so: slot s reads row choice[s] / K. An expert without slots has no steps, and gets zeros.
+// The k of this product counts the slots of the expert, as many as it has; both operands are contiguous across it. Rows
+// are gathered where a *_choice says so: slot s reads row choice[s] / K. An expert without slots has no steps, and gets
+// zeros.
 #include "hopper_tile.h"
 
 namespace smelt::hopper {
@@ -22,7 +23,7 @@ struct Slots {
 
 // fp32 in vectors of four columns: of two fragments a lane takes half a row of one.
 template <class T>
-SMELT_DEVICE void store_fp32(const Sums<T>& sum, float* out, int64_t first_row, int64_t first_column, int64_t rows,
+SMELT_DEVICE void store_fp32(const Sums<T>& sum, float* out, int64_t first_row, int64_t last_row, int64_t first_column,
                              int64_t width, bool add) {
   SMELT_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -34,7 +35,7 @@ SMELT_DEVICE void store_fp32(const Sums<T>& sum, float* out, int64_t first_row, 
       swap(value[0], value[2], 1);
       swap(value[1], value[3], 1);
       const int64_t column = first_column + (j + threadIdx.x % 2) * 8 + threadIdx.x % 4 / 2 * 4;
-      if (row >= rows || column >= width) continue;
+      if (row >= last_row || column >= width) continue;
       float* const place = out + row * width + column;
       if (add) {
         const uint4 there = load16(place);
@@ -56,21 +57,22 @@ void wgrad_kernel(WgradArguments a) {
   const int64_t block = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int64_t row_tile = block / gridDim.y, row_tiles = (a.rows + T::ROWS - 1) / T::ROWS;
   const int64_t expert = row_tile / row_tiles, row0 = row_tile % row_tiles * T::ROWS;
-  const int64_t column0 = block % gridDim.y * T::COLUMNS;
+  const int64_t first = block % gridDim.y * T::COLUMNS;
   const int64_t begin = a.offs[expert], slots = a.offs[expert + 1] - begin;
   if (slots == 0 && a.how == SMELT_FP32_ADD) return;
 
   const Slots left_rows{a.left, a.ldl, a.left_choice, a.K, begin, slots};
   const Slots right_rows{a.right, a.ldr, a.right_choice, a.K, begin, slots};
-  AcrossK<T::ROWS, T::THREADS, Slots> left(a.left, row0, a.rows, left_rows);
-  AcrossK<T::COLUMNS, T::THREADS, Slots> right(a.right, column0, a.columns, right_rows);
+  AcrossK<T::ROWS, T::THREADS, Slots> left(a.left, a.rows, row0, left_rows);
+  AcrossK<T::COLUMNS, T::THREADS, Slots> right(a.right, a.columns, first, right_rows);
+  Products<T, false, decltype(left), decltype(right)> products(left, right, steps_of(slots), first, a.columns);
   Sums<T> sum;
-  multiply<T>(left, right, steps_of(slots), sum);
+  products.next(sum);
   const int64_t at = expert * a.rows * a.columns;
   if (a.how == SMELT_BF16)
-    store_bf16<T>(sum, static_cast<bf16*>(a.dw) + at, row0, a.rows, column0, a.columns);
+    store_bf16<T>(sum, static_cast<bf16*>(a.dw) + at, row0, a.rows, first, a.columns);
   else
-    store_fp32<T>(sum, static_cast<float*>(a.dw) + at, row0, column0, a.rows, a.columns, a.how == SMELT_FP32_ADD);
+    store_fp32<T>(sum, static_cast<float*>(a.dw) + at, row0, a.rows, first, a.columns, a.how == SMELT_FP32_ADD);
 #endif
 }
 
@@ -78,7 +80,7 @@ template <class T>
 static int launch(const WgradArguments& a) {
   const int64_t x = a.E * tiles(a.rows, T::ROWS), y = tiles(a.columns, T::COLUMNS);
   if (!fits_grid(x, y)) return SMELT_BAD_ARGUMENT;
-  return SMELT_LAUNCH((wgrad_kernel<T>), dim3(x, y), T::THREADS, T::shared_bytes(T::STAGES), a.stream, a);
+  return SMELT_LAUNCH((wgrad_kernel<T>), dim3(x, y), T::THREADS, T::SHARED_BYTES, a.stream, a);
 }
 
 int wgrad(const WgradArguments& a) {
