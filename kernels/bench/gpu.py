@@ -59,13 +59,13 @@ class Outcome:
 def plan(shapes: int) -> list[Step]:
     """All steps; those before the shapes are what makes their figures worth anything."""
     first = [
-        Step("build", 50),
+        Step("build", 80),
         Step("conformance", 20),
-        Step("checks", 70),
-        Step("sanitizer", 60),
-        Step("ceilings", 15),
+        Step("checks", 60),
+        Step("sanitizer", 50),
+        Step("ceilings", 12),
     ]
-    return first + [Step(f"shape {number}", 250 / shapes) for number in range(shapes)]
+    return first + [Step(f"shape {number}", 240 / shapes) for number in range(shapes)]
 
 
 def allowed(steps: Sequence[Step], left: float) -> float:

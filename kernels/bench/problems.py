@@ -32,8 +32,8 @@ SHAPES = (
     Shape(8192, 1056, 128, 512, 8),  # 128 rows an expert
     Shape(32768, 2048, 768, 128, 8),  # Qwen3-30B-A3B, in the published figures of others
 )
-REHEARSED = (Shape(24, 40, 16, 6, 2), Shape(9, 24, 8, 5, 3))
-"""Tiny ones for the CPU: they show that the script runs, nothing else."""
+REHEARSED = (Shape(24, 40, 16, 6, 2),)
+"""Tiny, for the CPU: it shows that the script runs, nothing else."""
 
 ROUTINGS = ("balanced", "zipf", "half empty")
 SETS = 3
@@ -67,7 +67,7 @@ def inputs(shape: Shape, routing: str, seed: int, device: str) -> Inputs:
     random = torch.Generator(device).manual_seed(seed)
 
     def normal(*sizes: int, scale: float = 1.0) -> Tensor:
-        return (torch.randn(sizes, generator=random, device=device) * scale).bfloat16()
+        return torch.randn(sizes, generator=random, device=device, dtype=torch.bfloat16) * scale
 
     x, grad = normal(N, H).requires_grad_(), normal(N, H)
     w_gate_up, w_down = normal(E, 2 * F, H, scale=H**-0.5), normal(E, H, F, scale=F**-0.5)

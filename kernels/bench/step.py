@@ -13,8 +13,9 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from records import Missing, Records, Unit
 
@@ -65,28 +66,41 @@ def main(step: str, path: str, seconds: str, device: str) -> int:
     reachable()
     records = Records(Path(path))
     begun = records.begun(step)
-    for unit, work in units(step, device):
-        if unit in begun:
-            continue
-        if time.monotonic() - STARTED > float(seconds):
-            records.add(step, unit, "left out", reason="no time left")
-            continue
-        print(f"{step}: {unit}", flush=True)
-        records.add(step, unit, "begun")
-        start = time.monotonic()
-        try:
-            found = work()
-        except Missing as reason:
-            records.add(step, unit, "missing", reason=str(reason))
-        except Exception as error:
-            traceback.print_exc()
-            lines = str(error).splitlines() or [""]
-            records.add(step, unit, "failed", reason=f"{type(error).__name__}: {lines[0]}")
-            if broken(device):
+    try:
+        for unit, work in units(step, device):
+            if unit in begun:
+                continue
+            if time.monotonic() - STARTED > float(seconds):
+                records.add(step, unit, "left out", reason="no time left")
+                continue
+            print(f"{step}: {unit}", flush=True)
+            records.add(step, unit, "begun")
+            state, found = outcome(work)
+            records.add(step, unit, state, **found)
+            if state == "failed" and broken(device):
                 return BROKEN
-        else:
-            records.add(step, unit, "done", seconds=round(time.monotonic() - start, 2), **found)
+    except Exception as error:
+        records.add(step, "units", "failed", reason=words(error))
     return 0
+
+
+def outcome(work: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The state of a unit, and what it found or why it found nothing."""
+    start = time.monotonic()
+    try:
+        found = work()
+    except Missing as reason:
+        return "missing", {"reason": str(reason)}
+    except Exception as error:
+        return "failed", {"reason": words(error)}
+    return "done", {"seconds": round(time.monotonic() - start, 2), **found}
+
+
+def words(error: Exception) -> str:
+    """In one line; the rest is printed."""
+    traceback.print_exception(error)
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 if __name__ == "__main__":

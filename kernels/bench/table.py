@@ -4,7 +4,7 @@
     % of floor     floor / time, with the ceilings that were measured on the same card
     ratio          time of the form / time of our faster tier, forward, backward, both: above 1 we are faster
 
-A figure that is missing is written as "-"; nothing is filled in for it.
+Where there is no figure there is "-", or in a rehearsal that it needs a GPU; nothing is filled in for it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def heading(result: dict[str, Any]) -> str:
     """What ran where."""
     about = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     if result["rehearsal"]:
-        return f"# Rehearsal on the CPU\n\nNothing was measured; every figure needs a GPU. {about}"
+        return f"# Rehearsal on the CPU\n\nNothing was measured: times, rates, ratios and memory need a GPU. {about}"
     ceilings = result["ceilings"]
     words = "not measured; percent of the floor by those of an H200: 790 TFLOP/s, 4.30 TB/s"
     if ceilings:
@@ -172,17 +172,18 @@ def measurements(result: dict[str, Any]) -> str:
     tables = []
     for shape, routing in dict.fromkeys((row["shape"], row["routing"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["shape"], row["routing"]) == (shape, routing)]
-        tables.append(f"## {shape}, {routing}\n\n{grid(head, [cells(row) for row in rows])}")
+        lines = [cells(row, "needs a GPU" if result["rehearsal"] else "-") for row in rows]
+        tables.append(f"## {shape}, {routing}\n\n{grid(head, lines)}")
     return "\n\n".join(tables)
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Row, missing: str) -> list[str]:
     """Of one form."""
     found = [row["form"] if row["ok"] else f"{row['form']} (wrong)"]
     for name, digits in (("ms", 3), ("tflops", 0), ("floor", 0), ("ratio", 2)):
-        found += [number(row[f"{each}_{name}"], digits) for each in PASSES]
-    found.append(number(row["both_ratio"], 2))
-    found += [number(None if row[name] is None else row[name] / 2**20, 0) for name in ("held", "peak")]
+        found += [number(row[f"{each}_{name}"], digits, missing) for each in PASSES]
+    found.append(number(row["both_ratio"], 2, missing))
+    found += [number(None if row[name] is None else row[name] / 2**20, 0, missing) for name in ("held", "peak")]
     return [*found, number(row["distance"], 4)]
 
 
@@ -203,6 +204,6 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def number(value: float | str | None, digits: int) -> str:
-    """ "-" if there is none; what is no number says so itself."""
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.{digits}f}"
+def number(value: float | str | None, digits: int, missing: str = "-") -> str:
+    """What is no number says so itself."""
+    return missing if value is None else value if isinstance(value, str) else f"{value:.{digits}f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,13 @@ import pytest
 import torch
 
 BENCH = Path(__file__).parents[2] / "kernels" / "bench"
-NAMES = ("floor", "gpu", "problems", "records", "step", "table", "timing")
 sys.path.insert(0, str(BENCH))  # as for `python kernels/bench/gpu.py`
-floor, gpu, problems, records, step, table, timing = map(importlib.import_module, NAMES)
+checks, floor, gpu, measure, problems, records = map(
+    importlib.import_module, ("checks", "floor", "gpu", "measure", "problems", "records")
+)
+rivals, sanitizer, step, table, timing = map(
+    importlib.import_module, ("rivals", "sanitizer", "step", "table", "timing")
+)
 sys.path.remove(str(BENCH))
 SHAPES, ROUTINGS, Shape = problems.SHAPES, problems.ROUTINGS, problems.Shape
 
@@ -198,7 +203,7 @@ def test_a_step_gets_its_share_of_what_is_left():
         assert seconds >= each.share - 1e-9  # nobody before took more than was theirs
         left -= seconds
     assert left == pytest.approx(0)
-    assert gpu.allowed(steps[3:], 200) == pytest.approx(200 * 60 / (60 + 15 + 250))
+    assert gpu.allowed(steps[3:], 200) == pytest.approx(200 * 50 / (50 + 12 + 240))
     assert gpu.allowed(steps, -5) == 0
 
 
@@ -305,6 +310,128 @@ def test_a_wrong_rival_is_shown_and_not_compared_with():
     assert not [each for each in found["rows"] if each["form"] == "grouped op" and each["both_ratio"] > 2]
 
 
+def test_a_step_whose_units_cannot_even_be_listed_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "reachable", lambda: None)
+    monkeypatch.setattr(step, "units", lambda *_: iter(lambda: 1 / 0, None))
+    found = records.Records(tmp_path / "gpu.jsonl")
+    step.main("checks", str(found.path), "60", "cpu")
+    (wrong,) = table.findings({}, [], found.latest(), rehearsal=True)["wrong"]
+    assert (wrong["unit"], wrong["reason"]) == ("units", "ZeroDivisionError: division by zero")
+
+
+def test_a_line_that_a_killed_process_did_not_finish_is_left_out(tmp_path):
+    found = records.Records(tmp_path / "gpu.jsonl")
+    found.add("checks", "a", "done", ok=True)
+    with found.path.open("a") as file:
+        file.write('{"step": "checks", "un')
+    assert [each["unit"] for each in found.latest()] == ["a"]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_form_computes_what_the_definition_does(library, routing):
+    """To rounding, and a form that does not is told from those that do; compilers are left to the rehearsal."""
+    given = problems.inputs(problems.REHEARSED[0], routing, 0, "cpu")
+    reference = measure.exact(given)
+    for name in ("smelt 80", "smelt 90", "grouped op", "grouped plain"):
+        assert measure.agreement(rivals.FORMS[name]("cpu"), given, reference)["ok"], name
+    swapped = rivals.FORMS["grouped plain"]("cpu")
+    found = measure.agreement(lambda *given: swapped(*given[:4], given[4].flip(1)), given, reference)
+    assert not found["ok"]
+    broken = measure.agreement(lambda *given: swapped(*given) * float("nan"), given, reference)
+    assert not broken["ok"]
+    assert str(broken["distance"]) == "nan"
+
+
+def test_the_dense_rival_has_as_many_flops(monkeypatch):
+    """Counted by torch: 2 N 3 H (K F) forward, twice that backward."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = problems.REHEARSED[0]
+    given = rivals.dense_inputs(problems.inputs(shape, "balanced", 0, "cpu"))
+    with FlopCounterMode(display=False) as counter:
+        y = rivals.FORMS["dense"]("cpu")(*given.operands)
+        torch.autograd.grad(y, given.leaves, given.grad_NH)
+    assert counter.get_total_flops() == floor.flops(floor.forward(shape)) + floor.flops(floor.backward(shape))
+
+
+@pytest.mark.parametrize("far", [checks.far_rows, checks.far_matrices])
+@pytest.mark.parametrize("tier", [80, 90])
+def test_the_check_of_large_tensors_finds_what_an_overflow_would_do(library, monkeypatch, far, tier):
+    """A row that was not written, and gradients that an expert without rows got."""
+    assert far(checks.REHEARSED_FAR, tier, "cpu") == {"ok": True, "what": ""}
+    right = checks.both
+
+    def lost(given, tier):
+        y, *rest = right(given, tier)
+        y[-1] = 0
+        return y, *rest
+
+    monkeypatch.setattr(checks, "both", lost)
+    assert far(checks.REHEARSED_FAR, tier, "cpu")["what"].startswith("y ")
+
+    def stray(given, tier):
+        y, dx, dw_gate_up, dw_down, dweight = right(given, tier)
+        dw_down[0, 0, 0] += 100
+        return y, dx, dw_gate_up, dw_down, dweight
+
+    monkeypatch.setattr(checks, "both", stray)
+    if far is checks.far_matrices:
+        assert far(checks.REHEARSED_FAR, tier, "cpu")["what"] == "an expert without rows has a gradient"
+
+
+def test_a_case_that_fails_is_reported_in_words(library, monkeypatch):
+    case = checks.TILES["narrow"]
+    runs = iter(range(5))
+    right = checks.oracle.run
+
+    def unsteady(*given):
+        got = right(*given)
+        got.y[0, 0] += 10 * next(runs)
+        return got
+
+    monkeypatch.setattr(checks.oracle, "run", unsteady)
+    found = checks.staged(case, 64, 80, "cpu")
+    assert not found["ok"]
+    assert "y is not the same 3 times" in found["what"]
+    assert "y: relative norm" in found["what"]
+
+
+SAID = {  # as compute-sanitizer's manual shows them
+    "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n": (0, ""),
+    "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 16 bytes\n=========     at up_kernel\n"
+    "========= ERROR SUMMARY: 1 error\n": (1, "Invalid __global__ read of size 16 bytes; "),
+    "========= COMPUTE-SANITIZER\n========= Error: Race reported between Write access and Read access\n"
+    "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n": (2, "Error: Race reported"),
+    "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n": (0, ""),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_compute_sanitizer_says_is_understood(tmp_path, monkeypatch, said):
+    """Through a program of that name, which says it."""
+    (tmp_path / "said").write_text(said)
+    fake = tmp_path / "compute-sanitizer"
+    fake.write_text(f"#!/bin/sh\ntest $PYTORCH_NO_CUDA_MEMORY_CACHING = 1 && cat {tmp_path / 'said'}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    errors, what = SAID[said]
+    for _, work in sanitizer.units("cuda", ""):
+        found = work()
+        assert (found["ok"], found["errors"]) == (errors == 0, errors)
+        assert found["what"].startswith(what)
+
+
+def test_a_sanitizer_that_is_not_there_or_does_not_know_the_gpu_is_no_fault(monkeypatch):
+    with pytest.raises(records.Missing, match="Device not supported"):
+        sanitizer.verdict(1, "========= Error: Device not supported\n========= ERROR SUMMARY: 1 error\n")
+    with pytest.raises(records.Missing, match="did not run"):
+        sanitizer.verdict(127, "no such option")
+    assert not sanitizer.verdict(1, "========= ERROR SUMMARY: 0 errors\n")["ok"]  # the program failed by itself
+    monkeypatch.setattr(sanitizer, "PLACES", ("no-such-program",))
+    with pytest.raises(records.Missing, match="not installed"):
+        sanitizer.units("cuda", "")[0][1]()
+
+
 def test_without_a_gpu_it_says_so():
     """Exit code 1 and what to do instead."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -315,3 +442,35 @@ def test_without_a_gpu_it_says_so():
     assert "sees no GPU here" in done.stderr
     assert "--rehearse" in done.stderr
     assert not done.stdout
+
+
+def test_a_machine_without_pydantic_can_run_it(tmp_path):
+    """The GPU machine's torch comes without it."""
+    (tmp_path / "pydantic.py").write_text("raise ImportError('no pydantic')\n")
+    program = "import step; step.reachable(); import checks, libraries, measure, sanitizer, ceilings"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{BENCH}"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_whole_run_is_rehearsed(emulated, tmp_path):
+    """Every step on the emulated kernels: nothing wrong, and nothing that a CPU cannot know is claimed."""
+    command = [sys.executable, str(BENCH / "gpu.py"), "--rehearse", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert [each["words"] for each in result["steps"]] == ["done"] * 6
+    assert result["wrong"] == []
+    states = {(each["step"], each["unit"]): each["state"] for each in result["results"]}
+    assert {each["reason"] for each in result["results"] if each["state"] == "missing"} == {"needs a GPU"}
+    assert set(states.values()) == {"done", "missing"}
+    measured = {row["form"] for row in result["rows"]}
+    assert measured == set(rivals.FORMS) - {"liger"}
+    figures = {row[name] for row in result["rows"] for name in ("forward_ms", "backward_tflops", "both_ratio", "held")}
+    assert figures == {None}
+    assert {each["met"] for each in result["aims"]} == {"not measured"}
+    text = (tmp_path / "gpu.md").read_text()
+    assert text in done.stdout
+    assert text.startswith("# Rehearsal on the CPU\n\nNothing was measured")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.jsonl", "gpu.log", "gpu.md"]
