@@ -17,7 +17,7 @@ import ctypes
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -237,21 +237,31 @@ PRIMITIVES = (
 
 
 def library(target: Literal["cuda", "emulated"], *, sanitize: str | None = None) -> ctypes.CDLL:
-    """The compiled primitives, from the cache of kernel_build.
+    """The compiled primitives.
+
+    Raises:
+        KernelBuildError: they cannot be compiled here.
+    """
+    return loaded(compiled(target, [Path(__file__).with_name("primitives.cu")], sanitize=sanitize))
+
+
+def compiled(target: Literal["cuda", "emulated"], units: Sequence[Path], *, sanitize: str | None = None) -> Path:
+    """A library of these sources in place of `kernels/src`, from the cache of kernel_build.
 
     Raises:
         KernelBuildError: they cannot be compiled here.
     """
     from smelt_budget.model import kernel_build
 
-    here = Path(__file__).parent
-    with tempfile.TemporaryDirectory() as folder:  # laid out as kernel_build wants a folder of sources
+    kernels = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
         for name in ("include", "emulator"):
-            shutil.copytree(here.parent / name, sources / name)
+            shutil.copytree(kernels / name, sources / name)
         (sources / "src").mkdir()
-        shutil.copy(here / "primitives.cu", sources / "src")
-        return loaded(kernel_build.build(target, sources=sources, sanitize=sanitize))
+        for unit in units:
+            shutil.copy(unit, sources / "src")
+        return kernel_build.build(target, sources=sources, sanitize=sanitize)
 
 
 def loaded(path: Path) -> ctypes.CDLL:

@@ -181,10 +181,10 @@ inline CudaThread& begin(const char* operation, Where where) {
 
 // ---- who runs next ----
 
+// Any one of them, with equal chances.
 inline int random_bit(uint32_t bits, uint32_t random) {
-  unsigned turn = random & 31;
-  uint32_t turned = bits >> turn | bits << ((32 - turn) & 31);
-  return static_cast<int>((static_cast<unsigned>(__builtin_ctz(turned)) + turn) & 31);
+  for (unsigned skip = random % static_cast<unsigned>(__builtin_popcount(bits)); skip; --skip) bits &= bits - 1;
+  return __builtin_ctz(bits);
 }
 
 inline CudaThread* next_thread(Block& block, int warp) {

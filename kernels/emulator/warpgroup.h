@@ -18,7 +18,7 @@
 namespace smelt::emulator {
 
 constexpr size_t kSharedStart = 1024;       // shared addresses as wgmma sees them do not begin at 0
-constexpr uint32_t kInFlight = 0x7fc5e17f;  // a NaN
+constexpr uint32_t kInFlight = 0x7f85e17f;  // a signalling NaN: any sum with it is another NaN
 
 // The registers d of one wgmma call, of all 128 threads: known by where the first thread keeps them.
 struct Accumulators {
