@@ -64,7 +64,7 @@ void matrices_kernel(const uint32_t* in, uint32_t* out, int steps, Bug bug) {
     multiply(step, sums);
     if (bug == WRITES_IN_FLIGHT) sums[3] += 1;
     if (bug == ANOTHER_SHAPE) wgmma<96, false, false>(d, descriptor(shared, false), descriptor(shared, false));
-    if (bug != NEVER_COMMITTED) wgmma_commit();
+    if (bug != NEVER_COMMITTED || step + 1 < steps) wgmma_commit();
     fill(step + (bug == REFILL_EARLY ? 3 : 2));  // into the stage that was read two steps ago, or only one
     commit_copies();
     wgmma_wait<1>();
