@@ -237,7 +237,7 @@ PRIMITIVES = (
 
 
 def library(target: Literal["cuda", "emulated"], *, sanitize: str | None = None) -> ctypes.CDLL:
-    """The compiled primitives.
+    """The compiled primitives; the CUDA library is for the GPUs that are here alone, or for all without one.
 
     Raises:
         KernelBuildError: they cannot be compiled here.
@@ -251,8 +251,9 @@ def compiled(target: Literal["cuda", "emulated"], units: Sequence[Path], *, sani
     Raises:
         KernelBuildError: they cannot be compiled here.
     """
-    from smelt_budget.model import kernel_build
+    from smelt_budget.model import kernel_build, kernel_library
 
+    architectures = (kernel_library.gpus() or None) if target == "cuda" else None
     kernels = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
@@ -261,7 +262,7 @@ def compiled(target: Literal["cuda", "emulated"], units: Sequence[Path], *, sani
         (sources / "src").mkdir()
         for unit in units:
             shutil.copy(unit, sources / "src")
-        return kernel_build.build(target, sources=sources, sanitize=sanitize)
+        return kernel_build.build(target, sources=sources, sanitize=sanitize, architectures=architectures)
 
 
 def loaded(path: Path) -> ctypes.CDLL:
