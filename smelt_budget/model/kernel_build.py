@@ -78,12 +78,12 @@ def build(
         NoCompiler: none was found.
         KernelBuildError: it found errors in the sources.
     """
-    sources = kernels_folder() if sources is None else Path(sources)
+    texts = contents(kernels_folder() if sources is None else Path(sources))
     compiler = gxx() if target == "emulated" else nvcc()
 
     def recipe(names: Sequence[str]) -> tuple[list[str], str]:
         flags = emulated_flags(sanitize) if target == "emulated" else cuda_flags(compiler, names)
-        return flags, f"{target}-{fingerprint(sources, [target, compiler.version, *flags, *compiler.link])[:20]}"
+        return flags, f"{target}-{fingerprint(texts, [target, compiler.version, *flags, *compiler.link])}"
 
     flags, name = recipe(architectures)
     for found in (recipe(ARCHITECTURES)[1], name):
@@ -96,12 +96,7 @@ def build(
         if (root / name).exists():
             log.info("the kernels in %s are damaged or do not load; they are compiled again", root / name)
         log.info("compiling the expert kernels (%s) into %s", target, root / name)
-        library = compiled(target, compiler, flags, sources, root / name)
-        if recipe(architectures)[1] == name:
-            return library
-        shutil.rmtree(root / name, ignore_errors=True)
-    log.info("the sources changed while they were compiled")
-    return build(target, sources=sources, sanitize=sanitize, architectures=architectures)
+        return compiled(target, compiler, flags, texts, root / name)
 
 
 def kernels_folder() -> Path:
@@ -127,12 +122,18 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "smelt-budget" / "kernels"
 
 
-def fingerprint(sources: Path, recipe: Sequence[str]) -> str:
+def contents(sources: Path) -> dict[str, bytes]:
+    """Every source, read once: one that is edited while it is compiled would be kept under the wrong name."""
+    found = sorted(path for path in sources.rglob("*") if path.suffix in (".cu", ".h"))
+    return {path.relative_to(sources).as_posix(): path.read_bytes() for path in found}
+
+
+def fingerprint(texts: dict[str, bytes], recipe: Sequence[str]) -> str:
     """Of everything a library is made from."""
     digest = hashlib.sha256(json.dumps(list(recipe)).encode())
-    for path in sorted(p for p in sources.rglob("*") if p.suffix in (".cu", ".h")):
-        digest.update(f"\0{path.relative_to(sources).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    for name, text in texts.items():
+        digest.update(f"\0{name}\0".encode() + text)
+    return digest.hexdigest()[:20]
 
 
 def sound(folder: Path) -> Path | None:
@@ -145,12 +146,16 @@ def sound(folder: Path) -> Path | None:
         return None
 
 
-def compiled(target: Target, compiler: Compiler, flags: list[str], sources: Path, place: Path) -> Path:
+def compiled(target: Target, compiler: Compiler, flags: list[str], texts: dict[str, bytes], place: Path) -> Path:
     """The library and its stamp, made beside their place and renamed into it at once."""
     work = Path(tempfile.mkdtemp(prefix=f"{place.name}.", dir=place.parent))
     try:
+        for name, text in texts.items():
+            (work / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / "sources" / name).write_bytes(text)
         library = work / f"libsmelt_{target}.so"
-        (work / LOG).write_text(linked(compiler, flags, sources, library), encoding="utf-8")
+        (work / LOG).write_text(linked(compiler, flags, work / "sources", library), encoding="utf-8")
+        shutil.rmtree(work / "sources")
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
         # named after its content: a process that holds a bad one would be given that again for the same name
         library = library.rename(library.with_stem(f"{library.stem}-{digest[:12]}"))
