@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PROJECT := pyproject.toml constraints.txt smelt_budget/__init__.py
 
-.PHONY: solve test lint types docs bench clean
+.PHONY: solve test lint types docs bench gpu clean
 
 solve: .venv/has-package
 	$(BIN)/smelt-budget solve --baseline examples/base.yaml
@@ -25,6 +25,10 @@ docs: .venv/has-package
 bench: .venv/has-bench
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/against_optimisers.py
+
+# Nothing is installed: the torch that sees the GPU, of .venv or of PYTHON. Results are in build/gpu.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) kernels/bench/gpu.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'

@@ -15,8 +15,9 @@ import oracle
 import torch
 from cases import PUBLIC, TILES
 from oracle import Case
-from problems import Inputs, Shape, inputs
+from problems import Inputs, inputs
 from records import Missing, Unit
+from shapes import ROUTINGS, Shape
 from torch import Tensor
 
 from smelt_budget.model import experts_cuda
@@ -129,9 +130,7 @@ def captured(tier: int, device: str) -> dict[str, Any]:
     """
     if device != "cuda":
         raise Missing("needs a GPU")
-    others = [
-        inputs(CAPTURED, routing, seed, device) for seed, routing in enumerate(("balanced", "zipf", "half empty"))
-    ]
+    others = [inputs(CAPTURED, routing, seed, device) for seed, routing in enumerate(ROUTINGS)]
     direct = [both(each, tier) for each in others]
     static = Inputs(*(tensor.detach().clone() for tensor in others[0]))
     graph = torch.cuda.CUDAGraph()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from problems import Shape
+from shapes import Shape
 
 BF16 = 2  # bytes
 

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from problems import REHEARSED, SHAPES
 from records import Records
+from shapes import REHEARSED, SHAPES
 from table import findings, text
 
 HERE = Path(__file__).resolve().parent
@@ -126,14 +126,8 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="every step on the CPU, tiny; measures nothing")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes - LAST_WORDS
-    import torch
-
-    if not options.rehearse and not torch.cuda.is_available():
-        print(
-            f"error: torch {torch.__version__} sees no GPU here\n"
-            "  fix:     run it on a machine with one, or go through every step on the CPU: --rehearse",
-            file=sys.stderr,
-        )
+    if reason := unfit(options.rehearse):
+        print(f"error: {reason}", file=sys.stderr)
         return 1
     device = "cpu" if options.rehearse else "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
@@ -161,6 +155,18 @@ def everything(records: Records, log: Path, device: str, end: float) -> dict[str
         write(log.with_name("gpu.json"), json.dumps(result, indent=1) + "\n")
         write(log.with_name("gpu.md"), text(result))
     return result
+
+
+def unfit(rehearse: bool) -> str:
+    """Why nothing can be run here, with what would help; empty if something can."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"{sys.executable} has no torch ({error})\n  fix:     make gpu PYTHON=..., one whose torch sees the GPU"
+    if rehearse or torch.cuda.is_available():
+        return ""
+    fix = "run it on a machine with one, or go through every step on the CPU: --rehearse"
+    return f"torch {torch.__version__} sees no GPU here\n  fix:     {fix}"
 
 
 def write(path: Path, content: str) -> None:

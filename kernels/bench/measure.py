@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from problems import REHEARSED, ROUTINGS, SETS, SHAPES, Inputs, Shape, inputs
+from problems import Inputs, inputs
 from records import Unit
 from rivals import FORMS, dense_inputs
+from shapes import REHEARSED, ROUTINGS, SETS, SHAPES, Shape
 from timing import Form, Times, clock_of, memory, timed
 from torch import Tensor
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import step
-from problems import Shape
 from records import Missing, Unit
+from shapes import ROUTINGS, Shape
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
 PLACES = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
-SHAPES = (Shape(70, 72, 40, 3, 2), Shape(9, 24, 8, 5, 3))
+WATCHED = (Shape(70, 72, 40, 3, 2), Shape(9, 24, 8, 5, 3))
 """The first has experts of more and of fewer than 64 rows, and a last k-step that is not full."""
 SUMMARY = re.compile(r"SUMMARY:.*?(\d+) errors?\b")
 """As in "ERROR SUMMARY: 0 errors" and "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"."""
@@ -95,13 +95,13 @@ def program(device: str) -> list[str]:
 def watched(device: str) -> None:
     """Both passes of both tiers; tensors come from the host, so that hardly a kernel of torch is watched too."""
     import torch
-    from problems import ROUTINGS, inputs
+    from problems import inputs
 
     from smelt_budget.model import experts_cuda
 
     library = experts_cuda.library_of(torch.device(device))
     tiers = [80, 90] if library.capability() == 90 else [80]
-    for shape in SHAPES:
+    for shape in WATCHED:
         *operands, grad = (tensor.detach().to(device) for tensor in inputs(shape, ROUTINGS[1], 0, "cpu"))
         operands[3][0, 0] = -1
         for tier in tiers:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import floor
-from problems import ROUTINGS, Shape
 from records import Record
+from shapes import ROUTINGS, Shape
 
 FORMS_OF_OURS = ("smelt 80", "smelt 90")
 WITH_GLUE = ("grouped op", "grouped plain")

@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from smelt_budget.model import kernel_library
+
 BENCH = Path(__file__).parents[2] / "kernels" / "bench"
 sys.path.insert(0, str(BENCH))  # as for `python kernels/bench/gpu.py`
 checks, floor, gpu, measure, problems, records = map(
     importlib.import_module, ("checks", "floor", "gpu", "measure", "problems", "records")
 )
-rivals, sanitizer, step, table, timing = map(
-    importlib.import_module, ("rivals", "sanitizer", "step", "table", "timing")
+rivals, sanitizer, shapes, step, table, timing = map(
+    importlib.import_module, ("rivals", "sanitizer", "shapes", "step", "table", "timing")
 )
 sys.path.remove(str(BENCH))
-SHAPES, ROUTINGS, Shape = problems.SHAPES, problems.ROUTINGS, problems.Shape
+SHAPES, ROUTINGS, Shape = shapes.SHAPES, shapes.ROUTINGS, shapes.Shape
 
 FLOORS = (  # of shared/facts: forward ms, TFLOP/s, backward ms, TFLOP/s at 790 TFLOP/s and 4.3 TB/s
     (0.477, 446, 0.863, 493),
@@ -330,7 +332,7 @@ def test_a_line_that_a_killed_process_did_not_finish_is_left_out(tmp_path):
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_every_form_computes_what_the_definition_does(library, routing):
     """To rounding, and a form that does not is told from those that do; compilers are left to the rehearsal."""
-    given = problems.inputs(problems.REHEARSED[0], routing, 0, "cpu")
+    given = problems.inputs(shapes.REHEARSED[0], routing, 0, "cpu")
     reference = measure.exact(given)
     for name in ("smelt 80", "smelt 90", "grouped op", "grouped plain"):
         assert measure.agreement(rivals.FORMS[name]("cpu"), given, reference)["ok"], name
@@ -346,7 +348,7 @@ def test_the_dense_rival_has_as_many_flops(monkeypatch):
     """Counted by torch: 2 N 3 H (K F) forward, twice that backward."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    shape = problems.REHEARSED[0]
+    shape = shapes.REHEARSED[0]
     given = rivals.dense_inputs(problems.inputs(shape, "balanced", 0, "cpu"))
     with FlopCounterMode(display=False) as counter:
         y = rivals.FORMS["dense"]("cpu")(*given.operands)
@@ -432,6 +434,63 @@ def test_a_sanitizer_that_is_not_there_or_does_not_know_the_gpu_is_no_fault(monk
         sanitizer.units("cuda", "")[0][1]()
 
 
+README = BENCH.parents[0] / "README.md"
+LOG = BENCH.parents[1] / "docs" / "log.md"
+
+
+def ops():
+    """The rows of the README's table: op, files, definition, tolerance."""
+    rows = [line.split(" | ") for line in README.read_text().splitlines() if line.startswith("| ")]
+    head = next(number for number, row in enumerate(rows) if row[0] == "| op")
+    return {
+        row[0].removeprefix("| "): (row[1].replace("`", "").split(", "), row[2].strip("`"), row[3])
+        for row in itertools.takewhile(lambda row: len(row) == 5, rows[head + 1 :])
+    }
+
+
+def test_the_readme_has_every_op_and_every_file():
+    assert set(ops()) == set(kernel_library.WORK)
+    named = {file for files, *_ in ops().values() for file in files}
+    assert named | {"abi.cu"} == {path.name for path in (BENCH.parent / "src").glob("*.cu")}
+
+
+def test_nobody_claims_that_a_gpu_has_run_this():
+    """In the words the issue asks for, until a table of gpu.py stands there."""
+    for path in (README, LOG):
+        assert "no gpu has run this yet" in path.read_text().lower()
+
+
+def test_the_definitions_of_the_readme_are_what_the_kernels_compute(library):
+    """Each line is executed in float64, for every expert where it names one, on what the kernels were given."""
+    case = checks.Case(N=40, K=2, E=4, H=64, F=32, dead=0.2)
+    given = checks.oracle.make(case)
+    got = checks.oracle.run(library, given, 80, 64)
+    named = {**vars(got), **vars(given)}
+    named = {name: found.double() if found.is_floating_point() else found for name, found in named.items()}
+    named |= {"torch": torch, "E": case.E, "partial": named["partial"].sum(0)}
+    definitions, routed = ops(), int(got.offs[-1])
+    found = dict(named)
+    exec(definitions.pop("plan")[1], found)
+    assert torch.equal(found["choice"][:routed].int(), got.choice[:routed])
+    compared = set()
+    for op, (_, line, tolerance) in definitions.items():
+        names, made = dict(named), {}
+        for e in range(case.E) if "[s]" in line or "[e]" in line else [0]:
+            s = slice(int(got.offs[e]), int(got.offs[e + 1]))
+            choice = got.choice[s].long()
+            names |= {"e": e, "s": s, "t": choice // case.K, "w": named["weight"].flatten()[choice, None]}
+            for statement in line.split("; "):
+                result = statement.split(" = ")[0].split("[")[0]
+                names[result] = made.setdefault(result, torch.zeros_like(named.get(result, torch.empty(0))))
+                exec(statement, names)
+                if result in named:  # the next statement is given what the kernel made, which is rounded
+                    made[result], names[result] = names[result], named[result]
+        for result in set(made) & set(named):
+            assert checks.oracle.relative(named[result], made[result]) < float(tolerance), (op, result)
+            compared.add(result)
+    assert compared == set(vars(got)) - {"offs", "tile0", "choice", "slot", "dx"}
+
+
 def test_without_a_gpu_it_says_so():
     """Exit code 1 and what to do instead."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -442,6 +501,15 @@ def test_without_a_gpu_it_says_so():
     assert "sees no GPU here" in done.stderr
     assert "--rehearse" in done.stderr
     assert not done.stdout
+
+
+def test_without_torch_it_says_so(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('none')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(BENCH / "gpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {sys.executable} has no torch (none)\n  fix: ")
 
 
 def test_a_machine_without_pydantic_can_run_it(tmp_path):
