@@ -29,7 +29,8 @@ extern "C" int probe_poison(uint32_t* out, int blocks) {
   return SMELT_LAUNCH(poison_kernel, dim3(blocks), 32, 128, nullptr, out);
 }
 
-// What a thread's copy has brought before its wait: data, or what was there before. Not through load_shared, which refuses.
+// What a thread's copy has brought before its wait: data, or what was there before. Not through load_shared, which
+// refuses.
 SMELT_KERNEL(32, 1)
 void landing_kernel(const uint32_t* in, uint32_t* out) {
   SMELT_SHARED(shared);

@@ -1,5 +1,5 @@
-// Which misuse of cp.async does the emulator find? A ring of two stages: each of 64 threads copies a chunk of 16 bytes and
-// reads that of its neighbour.
+// Which misuse of cp.async does the emulator find? A ring of two stages: each of 64 threads copies a chunk of 16 bytes
+// and reads that of its neighbour.
 #include "device.h"
 
 using namespace smelt;

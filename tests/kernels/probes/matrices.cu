@@ -1,5 +1,5 @@
-// Which misuse of wgmma does the emulator find? d [64, 64] += a [64, k] b [64, k]^T by one warpgroup, from a ring of four
-// stages of 64 k.
+// Which misuse of wgmma does the emulator find? d [64, 64] += a [64, k] b [64, k]^T by one warpgroup, from a ring of
+// four stages of 64 k.
 #include "hopper.h"
 
 using namespace smelt;
@@ -36,7 +36,7 @@ void matrices_kernel(const uint32_t* in, uint32_t* out, int steps, Bug bug) {
     for (int i = thread; i < STAGE / 16; i += 128)
       copy_async16(stage + (i / 8 * 8 + (i % 8 ^ i / 8 % 8)) * 16, in + (step * (STAGE / 16) + i) * 4, 16);
   };
-  const auto multiply = [&](int step, float(&d)[32]) {
+  const auto multiply = [&](int step, float (&d)[32]) {
     unsigned char* const stage = shared + step % STAGES * STAGE;
     for (int k = 0; k < 4; ++k) {
       const int a = bug == STEP_TOO_LONG ? k * 64 : bug == DESCRIPTORS_DIFFER && thread == 31 ? 32 : k * 32;
@@ -45,7 +45,7 @@ void matrices_kernel(const uint32_t* in, uint32_t* out, int steps, Bug bug) {
     }
   };
   float d[48] = {};
-  float(&sums)[32] = reinterpret_cast<float(&)[32]>(d);
+  float (&sums)[32] = reinterpret_cast<float (&)[32]>(d);
   for (int step = 0; step < 2; ++step) {
     fill(step);
     commit_copies();
