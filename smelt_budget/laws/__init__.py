@@ -1,0 +1,1 @@
+"""What do losses say? Fit, frontier, savings, allocation."""
