@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from smelt_budget.emit.hf import HF
+from smelt_budget.emit.megatron import MEGATRON
 from smelt_budget.emit.plain import JSON, YAML
 from smelt_budget.emit.target import Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in (HF, YAML, JSON)}
+TARGETS: dict[str, Target] = {target.name: target for target in (HF, MEGATRON, YAML, JSON)}
 """By the name that --to takes."""
