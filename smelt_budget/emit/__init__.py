@@ -6,6 +6,7 @@ from smelt_budget.emit.hf import HF
 from smelt_budget.emit.megatron import MEGATRON
 from smelt_budget.emit.plain import JSON, YAML
 from smelt_budget.emit.target import Target
+from smelt_budget.emit.torchtitan import TORCHTITAN
 
-TARGETS: dict[str, Target] = {target.name: target for target in (HF, MEGATRON, YAML, JSON)}
+TARGETS: dict[str, Target] = {target.name: target for target in (HF, MEGATRON, TORCHTITAN, YAML, JSON)}
 """By the name that --to takes."""
