@@ -38,7 +38,7 @@ CAPTURED = Shape(192, 72, 40, 5, 2)
 FAR_ROWS = Shape(140_000, 2048, 64, 16, 8)  # S H = 2.3e9
 FAR_MATRICES = Shape(256, 2048, 2048, 600, 2)  # E F H = 2.5e9 (axolotl PR3865 has 3.8e9)
 REHEARSED_FAR = Shape(80, 24, 16, 6, 2)
-REHEARSED_CASES = ("narrow", "no tokens")
+REHEARSED_CASES = ("3 tokens", "no tokens")
 """The tests run all of them on the emulator."""
 PROBED = 32
 """Tokens at either end of x that are compared; beyond 2^31 elements float64 for all would not fit."""
