@@ -45,6 +45,24 @@ def fraction(text: str) -> Fraction:
     return value / 100 if typed.endswith("%") else value
 
 
+def numbers(text: str, flag: str, below: float = float("inf")) -> list[float]:
+    """Positive numbers with commas between them.
+
+    Raises:
+        BadInput: one is not a number, not above 0, or not below `below`.
+    """
+    found = []
+    for each in text.split(","):
+        try:
+            value = float(each.strip().removesuffix("%")) / (100 if each.strip().endswith("%") else 1)
+        except ValueError:
+            raise BadInput(f"{flag} {each.strip()!r:.40} is not a number", f"fix: {flag} 1e20,1e21") from None
+        if not 0 <= value < below or value == float("inf") or (value == 0 and below == float("inf")):
+            raise BadInput(f"{flag} {each.strip()} is out of range")
+        found.append(value)
+    return found
+
+
 def share(text: str) -> float:
     """A fraction of one: 0.02 or 2%."""
     return float(fraction(text))

@@ -7,7 +7,7 @@ process or two, it is the same draw. A draw in which a column never changes cann
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,9 +54,9 @@ class Refits:
                 found[arm] = self.form.coefficients(problem.back @ theta)
         return found
 
-    def all(self, first: int, last: int) -> Iterator[dict[str, dict[str, float]]]:
-        """Refits `first` to `last` - 1."""
-        return (self.refit(number) for number in range(first, last))
+    def batch(self, numbers: tuple[int, int]) -> list[dict[str, dict[str, float]]]:
+        """Refits from the first number up to the second."""
+        return [self.refit(number) for number in range(*numbers)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import smelt_budget
 
 PACKAGE = Path(smelt_budget.__file__).parent
-COMMANDS = {"cli", "emit_command", "flags", "training_commands", "typer"}
+COMMANDS = {"cli", "emit_command", "flags", "law_commands", "training_commands", "typer"}
 LATER = {"report", "emit", "verify", "model", *COMMANDS}
 NEVER = {
     "spec": {"ledger", "solver", "numpy", "scipy", "sympy", "torch", "rich", *LATER},
@@ -18,6 +18,7 @@ NEVER = {
     "solver": {"torch", "rich", *LATER},
     "model": {"ledger", "solver", "scipy", "sympy", "rich", *LATER} - {"model"},
     "verify": {"report", "emit", "rich", *COMMANDS},
+    "laws": {"torch", "rich", "sympy", "spec", "ledger", "solver", *LATER},
     "emit": {"report", "rich", "scipy", "sympy", *COMMANDS},
     "verify/data": {"torch", "report", "emit", "rich", "model", "ledger", "solver", *COMMANDS},
     "report": {"torch", "numpy", "scipy", "sympy", "verify", "model", "emit", *COMMANDS},
@@ -48,12 +49,16 @@ def test_nothing_imports_the_command_line():
     """cli.py is imported by nothing but the entry point."""
     for path in PACKAGE.rglob("*.py"):
         if path.name not in ("cli.py", "__main__.py"):
-            assert not {"cli", "emit_command", "training_commands"} & set(imported(path)), path
+            assert not {"cli", "emit_command", "law_commands", "training_commands"} & set(imported(path)), path
 
 
 def test_files_stay_small():
-    """A file answers one question in about 300 lines; longer are 22 families' readers and the table of options."""
-    long = {p.name for p in PACKAGE.rglob("*.py") if len(p.read_text(encoding="utf-8").splitlines()) > 360}
+    """A file answers one question in about 300 lines; longer are 22 families' readers and the table of options.
+
+    Templates are single files because their trainers load single files.
+    """
+    ours = [path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts]
+    long = {p.name for p in ours if len(p.read_text(encoding="utf-8").splitlines()) > 360}
     assert long <= {"families.py", "cli.py"}
 
 

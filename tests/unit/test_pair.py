@@ -11,8 +11,8 @@ from smelt_budget.errors import BadInput
 from smelt_budget.ledger import Ledger
 from smelt_budget.solver import Lattice, Plan, Request, Tolerance, solve
 from smelt_budget.spec import ModelSpec, read
-from smelt_budget.verify.pair import read_pair
 from smelt_budget.spec.text import as_yaml
+from smelt_budget.verify.pair import read_pair
 
 SMALL = {
     "hidden_size": 256,
