@@ -4,10 +4,15 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PROJECT := pyproject.toml constraints.txt smelt_budget/__init__.py
 
-.PHONY: solve test lint types docs bench gpu clean
+.PHONY: solve kernels test lint types docs bench gpu clean
 
 solve: .venv/has-package
 	$(BIN)/smelt-budget solve --baseline examples/base.yaml
+
+# Compiles for every architecture; without it the first use compiles for the GPU that is there.
+kernels: .venv/has-package
+	command -v nvcc > /dev/null || test -x /usr/local/cuda/bin/nvcc || $(PIP) -e '.[cuda]'
+	$(BIN)/python kernels/build.py
 
 test: .venv/has-test
 	$(BIN)/python -m pytest -n auto

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -23,42 +22,29 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from smelt_budget.errors import SmeltError
+from smelt_budget.model.kernel_compiler import (
+    ARCHITECTURES,
+    Compiler,
+    KernelBuildError,
+    NoCompiler,
+    cuda_flags,
+    emulated_flags,
+    gxx,
+    nvcc,
+)
+
+__all__ = ["ARCHITECTURES", "KernelBuildError", "NoCompiler", "Target", "build", "gxx", "kernels_folder", "nvcc"]
 
 Target = Literal["cuda", "emulated"]
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "compute_80")
-"""Of a library for every machine: three generations, and PTX for what comes between and after."""
 LAST_LINES = 12
 """Of what a compiler said; the whole is in the log."""
 MOST_AT_ONCE = 8  # a translation unit takes up to a gigabyte in ptxas
 STAMP, LOG = "stamp.json", "build.log"
 
 log = logging.getLogger("smelt_budget.kernels")
-
-
-class KernelBuildError(SmeltError):
-    """The kernels were not compiled; the last lines of the compiler are the details."""
-
-
-class NoCompiler(KernelBuildError):
-    """Nothing here compiles the kernels; the details say where it was looked for and how to get it."""
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A program that was started once and answered."""
-
-    program: str
-    version: str
-    """All it says of itself, and the host compiler behind it."""
-    link: tuple[str, ...] = ()
-    """Where its libraries are, if it does not know."""
-    knows: tuple[str, ...] = ()
-    """The GPUs that nvcc can compile for."""
 
 
 def build(
@@ -241,93 +227,3 @@ def temporary() -> Path:
     folder = tempfile.mkdtemp(prefix="smelt-budget-kernels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-def emulated_flags(sanitize: str | None) -> list[str]:
-    """What g++ is told."""
-    checked = [f"-fsanitize={sanitize}", "-g", "-fno-omit-frame-pointer"] if sanitize else []
-    return ["-std=c++17", "-O2", "-DSMELT_EMULATED", "-fPIC", "-pthread", *checked]
-
-
-def cuda_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:
-    """What nvcc is told; for a GPU it does not know, all it does know, among them PTX for the driver to translate.
-
-    Raises:
-        KernelBuildError: it knows nothing that our kernels run on.
-    """
-    known = {gpu.split("_")[1] for gpu in compiler.knows}
-    for asked in (architectures, ARCHITECTURES):
-        numbers = {name: name.split("_")[1] for name in asked if name.split("_")[1].rstrip("af") in known}
-        if numbers:
-            code = [f"-gencode=arch=compute_{number},code={name}" for name, number in numbers.items()]
-            return ["-std=c++17", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", *code]
-    raise KernelBuildError(f"{compiler.program} knows none of {', '.join(ARCHITECTURES)}", "fix: a newer nvcc")
-
-
-def gxx() -> Compiler:
-    """The C++ compiler of `CXX`, or g++.
-
-    Raises:
-        NoCompiler: it does not start.
-    """
-    program = os.environ.get("CXX") or "g++"
-    version = answer([program, "--version"])
-    if version is None:
-        raise NoCompiler(f"no C++ compiler for the emulated kernels: {program} does not start", "fix: install g++")
-    return Compiler(program, version)
-
-
-def nvcc() -> Compiler:
-    """The system's nvcc, or that of NVIDIA's wheels.
-
-    Raises:
-        NoCompiler: neither is there, or neither starts.
-    """
-    candidates = nvcc_candidates()
-    for where, program in candidates:
-        version = None if program is None else answer([program, "--version"])
-        if program is None or version is None:
-            log.debug("no nvcc: %s", where)
-            continue
-        host = answer(["g++", "--version"]) or ""
-        knows = tuple((answer([program, "--list-gpu-code"]) or "").split())
-        root = Path(program).parents[1]
-        # the wheels have lib where a toolkit has lib64, and nvcc looks only there
-        link = (f"-L{root / 'lib'}",) if (root / "lib" / "libcudart_static.a").is_file() else ()
-        return Compiler(program, version + host, link, knows)
-    raise NoCompiler(
-        "no nvcc, which compiles the expert kernels",
-        *(f"looked for: {where}" for where, _ in candidates),
-        "fix: pip install 'smelt-budget[cuda]', or install the CUDA toolkit",
-    )
-
-
-def nvcc_candidates() -> list[tuple[str, str | None]]:
-    """Where an nvcc may be, in words, and its path if there is a file."""
-    found: list[tuple[str, str | None]] = []
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        value = os.environ.get(variable)
-        path = None if not value else Path(value, "bin", "nvcc")
-        words = f"{variable} (not set)" if path is None else f"{path} ({variable})"
-        found.append((words, str(path) if path and path.is_file() else None))
-    found.append(("nvcc on PATH", shutil.which("nvcc")))
-    default = Path("/usr/local/cuda/bin/nvcc")
-    found.append((str(default), str(default) if default.is_file() else None))
-    wheels = [path for folder in nvidia_folders() for path in sorted(folder.glob("cu*/bin/nvcc"), reverse=True)]
-    found.append(("NVIDIA's wheels (nvidia-cuda-nvcc)", str(wheels[0]) if wheels else None))
-    return found
-
-
-def nvidia_folders() -> list[Path]:
-    """Where NVIDIA's wheels are installed."""
-    spec = importlib.util.find_spec("nvidia")
-    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-
-
-def answer(command: list[str]) -> str | None:
-    """What a program says of itself; None if it does not start."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
