@@ -11,6 +11,7 @@ It needs torch only, on any device: the script for a GPU runs the same cases.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -311,3 +312,27 @@ def failures(inputs: Inputs, got: Stages, tile_rows: int, how: int = 0) -> list[
         if norm > END_TO_END:
             found.append(f"{name} from end to end: relative norm {norm:.1e}")
     return found
+
+
+def counts(library: Any) -> dict[str, int]:
+    """Of the emulator since the last call."""
+    numbers = (ctypes.c_int64 * 7)()
+    library.emulator_counts(numbers, 7)
+    names = ("blocks", "mma", "phases", "conflicts", "most", "copied", "wgmma")
+    return dict(zip(names, numbers, strict=True))
+
+
+def bytes_copied(library: Any, inputs: Inputs, got: Stages, tier: int = 80) -> int:
+    """What `run` copies to shared memory: a row for every tile of columns, a weight for every tile of rows, no more."""
+    (N, K), (E, H, F) = inputs.idx.shape, inputs.w_down.shape
+    routed, row_tiles = int(got.offs[-1]), int(got.tile0[-1])
+
+    def tiles(stage: int, width: int) -> int:
+        return -(-width // library.tile_columns(tier, stage, N * K, E, width, width if stage else width // 2))
+
+    elements = 0
+    for stage, k, columns in ((0, H, 2 * F), (1, F, H), (2, H, F), (3, 2 * F, H)):  # up, down, dact, dx
+        elements += routed * k * tiles(stage, columns) + row_tiles * k * columns
+    for rows, columns in ((2 * F, H), (H, F)):  # both weight gradients
+        elements += routed * (rows * tiles(4, columns) + columns * tiles(4, rows))
+    return 2 * elements
