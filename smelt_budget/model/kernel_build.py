@@ -168,7 +168,7 @@ def linked(compiler: Compiler, flags: list[str], sources: Path, library: Path) -
     ]
     with ThreadPoolExecutor(min(MOST_AT_ONCE, max(2, (os.cpu_count() or 1) // 2))) as pool:
         said = list(pool.map(ran, commands))
-    link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
+    link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread", "-gencode"))]
     link += [*([] if emulated else ["-cudart=static"]), *compiler.link]
     said.append(ran([compiler.program, "-shared", *link, *objects, "-o", str(library)]))
     for made in objects:
