@@ -177,8 +177,12 @@ TOLD = {
 }
 
 
-def answer(feature: Feature, job: Job) -> Answer:
-    """Everything our model can build is held."""
+def answer(feature: Feature, job: Job) -> Answer | None:
+    """Everything our model can build is held, but for a window of one position."""
+    if feature.key in ("sliding_window", "attention_chunk_size") and 1 in (
+        getattr(job.spec(arm), feature.key) for arm in ARMS
+    ):
+        return None  # transformers' DynamicSlidingWindowLayer keeps the last `window - 1` keys by [-0:], which is all
     if feature.key == "loop":
         slots = job.twin.effective_depth
         return Answer(f"{feature.asked}; {slots} layers executed, {slots} cache slots")

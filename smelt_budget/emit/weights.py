@@ -39,10 +39,10 @@ class Unit:
     make: Callable[[], Tensors]
 
     def renamed(self, named: Callable[[str], str], factor: Callable[[str], float] = lambda name: 1.0) -> Unit:
-        """Under other names, multiplied by what belongs to the old one."""
+        """A copy under other names, multiplied by what belongs to the old one."""
 
         def make() -> Tensors:
-            return {named(name): x * factor(name) if factor(name) != 1 else x for name, x in self.make().items()}
+            return {named(name): x * factor(name) for name, x in self.make().items()}
 
         return Unit(tuple(map(named, self.names)), self.bytes, make)
 
@@ -75,9 +75,13 @@ def of_run(job: Job) -> tuple[Job, tuple[str, ...]]:
 
 def alike(spec: ModelSpec) -> ModelSpec:
     """The spec without what a model directory cannot tell: a context that was left out, layer kinds that were not."""
-    default = "full_attention" if spec.sliding_window is None else "sliding_attention"
-    kinds = None if set(spec.layer_types or ()) <= {default} else spec.layer_types
-    return spec.replace(max_position_embeddings=None, layer_types=kinds)
+    return without_usual_kinds(spec).replace(max_position_embeddings=None)
+
+
+def without_usual_kinds(spec: ModelSpec) -> ModelSpec:
+    """Layer kinds left out where they are what they would be."""
+    usual = "full_attention" if spec.sliding_window is None else "sliding_attention"
+    return spec.replace(layer_types=None) if set(spec.layer_types or ()) <= {usual} else spec
 
 
 def place(folder: Path, arm: str, seed: int) -> Path:
@@ -149,7 +153,7 @@ def spec_of(config: dict[str, Any], origin: str) -> ModelSpec:
         core = {name: config.get(f"core_{name}") for name in Core.model_fields}
         core = {name: value for name, value in core.items() if value is not None}
         fields |= {"core": core} if core else {}
-    return checked(fields, origin)
+    return without_usual_kinds(checked(fields, origin))
 
 
 def drawn(spec: ModelSpec, seed: int) -> list[Unit]:
@@ -175,18 +179,11 @@ def stored(spec: ModelSpec, folder: Path) -> list[Unit]:
     Raises:
         BadInput: a file is missing or broken, a name missing, unknown or there twice, a shape another one.
     """
-    from safetensors import SafetensorError, safe_open
+    from smelt_budget.model.weights import FLOATS
 
-    from smelt_budget.model.weights import FLOATS, weight_files
-
-    try:
-        opened = [safe_open(file, "pt") for file in weight_files(folder)]
-        found: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-        slices = {name: file.get_slice(name) for name, file in found.items()}
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"the weights in {folder} cannot be read: {error}") from None
-    twice = sum(len(file.keys()) for file in opened) - len(found)
-    model, units, problems, known = skeleton(spec), [], [f"{twice} names stand in two files"] if twice else [], set()
+    found = opened(folder)
+    slices = {name: file.get_slice(name) for name, file in found.items()}
+    model, units, problems, known = skeleton(spec), list[Unit](), list[str](), set[str]()
     for name, tensor, names in homes(model):
         whole = outer(name)
         together = whole in found and names != (whole,)
@@ -216,6 +213,27 @@ def stored(spec: ModelSpec, folder: Path) -> list[Unit]:
         more = [f"and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
         raise BadInput(f"the weights in {folder} are not this model's", *problems[:MOST_SHOWN], *more)
     return units
+
+
+def opened(folder: Path) -> dict[str, Any]:
+    """Every name on disk and the open file that has it.
+
+    Raises:
+        BadInput: a file is missing or broken, or a name stands in two.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from smelt_budget.model.weights import weight_files
+
+    try:
+        files = [safe_open(file, "pt") for file in weight_files(folder)]
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"the weights in {folder} cannot be read: {error}") from None
+    found = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+    twice = sum(len(file.keys()) for file in files) - len(found)
+    if twice:
+        raise BadInput(f"the weights in {folder} have {twice} names in two files")
+    return found
 
 
 def skeleton(spec: ModelSpec) -> Any:

@@ -116,6 +116,8 @@ class SmeltConfig(PreTrainedConfig):
         if self.head_dim is None and self.kv_lora_rank is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         self.mlp_only_layers = list(self.mlp_only_layers or ())
+        if self.hidden_size % 8 or (self.moe_intermediate_size or 0) % 8:
+            kwargs.setdefault("experts_implementation", "eager")  # grouped_mm wants rows of 16 bytes, also in bfloat16
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):

@@ -325,10 +325,9 @@ class SmeltRouter(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.empty(experts, config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(experts)) if config.router_bias else None
-        self.e_score_correction_bias = None
-        if config.router_correction_bias:
-            self.register_buffer("e_score_correction_bias", torch.zeros(experts, dtype=torch.float32))
-            self.register_buffer("load", torch.zeros(experts, dtype=torch.float32), persistent=False)
+        corrected = config.router_correction_bias
+        self.register_buffer("e_score_correction_bias", torch.zeros(experts) if corrected else None)
+        self.register_buffer("load", torch.zeros(experts) if corrected else None, persistent=False)
 
     def _apply(self, fn, recurse=True):
         """The correction stays in float32: in bfloat16 a step of 0.001 is lost beside 1."""
