@@ -1,13 +1,13 @@
 // Which rows and columns does a block compute?
 //
-// Tiles of rows lie on grid.x, which may have 2^31 - 1 blocks, tiles of columns on grid.y. Nobody asks the device how many
-// tiles of rows there are: the grid is the upper bound ceil(S / R) + min(E, S), and what is left over takes the spare slots.
-// With c_e slots an expert, sum of ceil(c_e / R) <= offs[E] / R + (R - 1) / R min(E, S), so the tiles left over hold at
-// least S - offs[E] slots.
+// Tiles of rows lie on grid.x, which may have 2^31 - 1 blocks, tiles of columns on grid.y. Nobody asks the device how
+// many tiles of rows there are: the grid is the upper bound ceil(S / R) + min(E, S), and what is left over takes the
+// spare slots. With c_e slots an expert, sum of ceil(c_e / R) <= offs[E] / R + (R - 1) / R min(E, S), so the tiles left
+// over hold at least S - offs[E] slots.
 //
-// Blocks start in order of x, then y. They are renumbered so that all tiles of columns of a tile of rows come one after the
-// other: the rows they share, gathered from all over the tokens, are then in L2 for all but the first. The weights of an
-// expert stay there by themselves, a few hundred tiles are under way at once.
+// Blocks start in order of x, then y. They are renumbered so that all tiles of columns of a tile of rows come one after
+// the other: the rows they share, gathered from all over the tokens, are then in L2 for all but the first. The weights
+// of an expert stay there by themselves, a few hundred tiles are under way at once.
 #pragma once
 #include "device.h"
 #include "stages.h"
@@ -15,8 +15,6 @@
 namespace smelt {
 
 constexpr int64_t tiles(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
-
-inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; }
 
 inline int64_t row_tiles_bound(int64_t S, int E, int tile_rows) { return tiles(S, tile_rows) + (E < S ? E : S); }
 

@@ -2,10 +2,10 @@
 //
 //     c[row, column] = sum over k of left[row, k] right[k, column]        one tile, float32
 //
-// k advances by K_STEP = 32 a stage: 1056 = 33 x 32, so the hidden width that 64 does not divide has no tail. An operand is
-// either AlongK, its rows contiguous along k (tokens, and weights [out, in]), or AcrossK, its rows one for each k (weights
-// [in, out], and both sides of a weight gradient, whose k counts slots); ldmatrix turns the second kind.
-// What lies outside, along k or across, is read as zero and never loaded: 0 times a NaN next door would be NaN.
+// k advances by K_STEP = 32 a stage: 1056 = 33 x 32, so the hidden width that 64 does not divide has no tail. An
+// operand is either AlongK, its rows contiguous along k (tokens, and weights [out, in]), or AcrossK, its rows one for
+// each k (weights [in, out], and both sides of a weight gradient, whose k counts slots); ldmatrix turns the second
+// kind. What lies outside, along k or across, is read as zero and never loaded: 0 times a NaN next door would be NaN.
 //
 // Rows are chunks of 16 bytes. ldmatrix reads one chunk of 8 rows at a time; `swizzled` puts those 8 into 8 different
 // groups of banks, whatever the rows are: 4, 8, 12 or 16 chunks.
@@ -47,7 +47,8 @@ struct Warp {
 template <int CHUNKS>
 SMELT_DEVICE int swizzled(int row, int chunk) {
   static_assert(CHUNKS % 4 == 0, "rows in multiples of 64 bytes");
-  const int turn = CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3;  // rows of an odd number of 64 bytes change sides by themselves
+  // rows of an odd number of 64 bytes change sides by themselves
+  const int turn = CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3;
   return (row * CHUNKS + (chunk ^ turn)) * 16;
 }
 
@@ -89,8 +90,8 @@ struct AlongK {
   }
 };
 
-// [K_STEP][EXTENT], columns first <= column < width of each row. `row_of(k)` is where row k begins, or null. It is asked one
-// stage ahead, so that a copy does not wait for the index of a gathered row.
+// [K_STEP][EXTENT], columns first <= column < width of each row. `row_of(k)` is where row k begins, or null. It is
+// asked one stage ahead, so that a copy does not wait for the index of a gathered row.
 template <int EXTENT, int THREADS, class RowOf>
 struct AcrossK {
   static constexpr int CHUNKS = EXTENT / 8, EACH = K_STEP * CHUNKS / THREADS;
@@ -119,7 +120,8 @@ struct AcrossK {
       const int x = threadIdx.x + i * THREADS;
       const int64_t column = first + x % CHUNKS * 8;
       const bool inside = next[i] && column < width;
-      copy_async16(stage + swizzled<CHUNKS>(x / CHUNKS, x % CHUNKS), inside ? next[i] + column : somewhere, inside ? 16 : 0);
+      copy_async16(stage + swizzled<CHUNKS>(x / CHUNKS, x % CHUNKS), inside ? next[i] + column : somewhere,
+                   inside ? 16 : 0);
     }
     ask();
   }
@@ -129,7 +131,8 @@ struct AcrossK {
         fragment, stage + swizzled<CHUNKS>(k_part * 16 + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
   }
 
-  static SMELT_DEVICE void right(uint32_t (&fragment)[4], const unsigned char* stage, int column, int k_part, int lane) {
+  static SMELT_DEVICE void right(uint32_t (&fragment)[4], const unsigned char* stage, int column, int k_part,
+                                 int lane) {
     load_matrix4_transposed(fragment, stage + swizzled<CHUNKS>(k_part * 16 + lane % 16, column / 8 + lane / 16));
   }
 };

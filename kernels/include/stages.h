@@ -1,6 +1,4 @@
 // How does a call of the C interface reach a tier? As one struct per stage, with the names of abi.h.
-//
-// The Hopper tier is declared weak: a library that is linked without its files says SMELT_UNSUPPORTED.
 #pragma once
 #include <stdint.h>
 
@@ -77,11 +75,11 @@ int wgrad(const WgradArguments& a);
 }  // namespace portable
 
 namespace hopper {
-[[gnu::weak]] int up(const UpArguments& a);
-[[gnu::weak]] int down(const DownArguments& a);
-[[gnu::weak]] int dact(const DactArguments& a);
-[[gnu::weak]] int dx(const DxArguments& a);
-[[gnu::weak]] int wgrad(const WgradArguments& a);
+int up(const UpArguments& a);
+int down(const DownArguments& a);
+int dact(const DactArguments& a);
+int dx(const DxArguments& a);
+int wgrad(const WgradArguments& a);
 }  // namespace hopper
 
 }  // namespace smelt

@@ -1,10 +1,10 @@
 // Which tile for which problem? One table for both tiers.
 //
-// Rows of a tile are slots of one expert. 128 of them read a weight half as often as 64, but the last tile of an expert is
-// half empty on average: 64 wasted rows of S / E, against 32. From 512 rows an expert on that is an eighth at most.
+// Rows of a tile are slots of one expert. 128 of them read a weight half as often as 64, but the last tile of an expert
+// is half empty on average: 64 wasted rows of S / E, against 32. From 512 rows an expert on that is an eighth at most.
 //
-// Columns: of those that the table has for the stage, the one that pads least; of equals the first, which is the widest and
-// gathers a row of the other operand the fewest times. "up" counts the columns of gate and up, 2F together.
+// Columns: of those that the table has for the stage, the one that pads least; of equals the first, which is the widest
+// and gathers a row of the other operand the fewest times. "up" counts the columns of gate and up, 2F together.
 #pragma once
 #include <stdint.h>
 

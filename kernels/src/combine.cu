@@ -2,9 +2,9 @@
 //
 //     y_NH[n] = sum over k of weight_NK[n, k] out_SH[slot_NK[n, k]]
 //
-// Added up in float32 in order of k, so the result has the same bits every time. A choice that is not routed has slot -1 and
-// adds nothing. A warp takes a token, a lane 8 columns at a time. Also here: the routing weight's gradient, a sum over the
-// parts that smelt_dact left for the slot.
+// Added up in float32 in order of k, so the result has the same bits every time. A choice that is not routed has slot
+// -1 and adds nothing. A warp takes a token, a lane 8 columns at a time. Also here: the routing weight's gradient, a
+// sum over the parts that smelt_dact left for the slot.
 #include "device.h"
 #include "grid.h"
 
@@ -59,7 +59,7 @@ void dweight_kernel(DweightArguments a) {
   const int slot = a.slot[choice];
   float sum = 0;
   for (int64_t part = 0; slot >= 0 && part < a.parts; ++part) sum += a.partial[part * a.S + slot];
-  a.dweight[choice] = sum;
+  store4(a.dweight + choice, bits(sum));
 }
 
 }  // namespace smelt
@@ -68,7 +68,8 @@ using namespace smelt;
 
 int smelt_combine(const void* out, const int32_t* slot, const float* weight, void* y, int64_t N, int K, int H,
                   void* stream) {
-  if (N < 0 || N > INT32_MAX || K < 0 || H < 8 || H % 8 || misaligned(out) || misaligned(y)) return SMELT_BAD_ARGUMENT;
+  const bool aligned = (reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(y)) % 16 == 0;
+  if (N < 0 || N > INT32_MAX || K < 0 || H < 8 || H % 8 || !aligned) return SMELT_BAD_ARGUMENT;
   if (N == 0) return 0;
   const CombineArguments a{static_cast<const bf16*>(out), slot, weight, static_cast<bf16*>(y), N, K, H};
   return SMELT_LAUNCH(combine_kernel, dim3(tiles(N, WARPS)), THREADS, 0, stream, a);

@@ -59,7 +59,7 @@ void dact_kernel(DactArguments a) {
         }
         const Quad dgates = swap_blocks(dgate[0], dgate[1], warp.lane), dups = swap_blocks(dup[0], dup[1], warp.lane),
                    hws = swap_blocks(hw[0], hw[1], warp.lane);
-        const int64_t feature = feature0 + warp.column + j * 8 + quad_column(warp.lane, 8);
+        const int64_t feature = feature0 + warp.column + j * 8 + quad_column(warp.lane);
         if (s >= place.last || feature >= a.F) continue;
         bf16* const dpre = a.dpre + s * 2 * a.F + feature;
         store8(dpre, dgates.low, dgates.high);
@@ -69,7 +69,7 @@ void dact_kernel(DactArguments a) {
       dweight += shuffle_xor(dweight, 1);
       dweight += shuffle_xor(dweight, 2);
       if (s < place.last && warp.lane % 4 == 0)
-        a.partial[(place.columns * T::WARPS_N + warp.number_n) * a.S + s] = dweight;
+        store4(a.partial + (place.columns * T::WARPS_N + warp.number_n) * a.S + s, bits(dweight));
     }
 }
 

@@ -3,9 +3,9 @@
 //     offs [E + 1]   where each expert's slots begin              choice [S]    n K + k of a slot, -1 where spare
 //     tile0 [E + 1]  where its tiles of tile_rows slots begin     slot [N K]    of a choice, -1 where not routed
 //
-// A stable counting sort without atomics, S = N K. A block owns a chunk of choices and takes THREADS of them at a time: a
-// choice's rank among those with its id is the number of equal ids before it in shared memory, and the last of them moves
-// the chunk's count on.
+// A stable counting sort without atomics, S = N K. A block owns a chunk of choices and takes THREADS of them at a time:
+// a choice's rank among those with its id is the number of equal ids before it in shared memory, and the last of them
+// moves the chunk's count on.
 //
 //     count     of each expert and chunk                          counts [E, chunks]
 //     scan      choices of the expert in earlier chunks           counts, totals [E]
@@ -122,14 +122,14 @@ void offsets_kernel(PlanArguments a) {
       }
     }
     if (e < a.E) {
-      a.offs[e] = slots_through - slots;
-      a.tile0[e] = tiles_through - row_tiles;
+      store4(a.offs + e, slots_through - slots);
+      store4(a.tile0 + e, tiles_through - row_tiles);
     }
     barrier();
   }
   if (threadIdx.x == 0) {
-    a.offs[a.E] = slots_before;
-    a.tile0[a.E] = tiles_before;
+    store4(a.offs + a.E, slots_before);
+    store4(a.tile0 + a.E, tiles_before);
   }
 }
 
@@ -145,11 +145,12 @@ void place_kernel(PlanArguments a) {
     int slot = -1;
     if (expert >= 0) {
       slot = a.offs[expert] + count[static_cast<int64_t>(expert) * a.chunks] + r.earlier;
-      a.choice[slot] = static_cast<int>(choice);
+      store4(a.choice + slot, static_cast<uint32_t>(choice));
     }
     if (choice < end) {
-      a.slot[choice] = slot;
-      if (choice >= a.offs[a.E]) a.choice[choice] = -1;  // there are as many slots as choices: this one is spare
+      store4(a.slot + choice, slot);
+      // there are as many slots as choices: this one is spare
+      if (choice >= a.offs[a.E]) store4(a.choice + choice, -1);
     }
     barrier();
     if (r.last) count[static_cast<int64_t>(expert) * a.chunks] += r.earlier + 1;
@@ -175,8 +176,8 @@ int64_t smelt_plan_workspace(int64_t S, int E) {
   return (static_cast<int64_t>(E) * chunks_of(S).chunks + E) * static_cast<int64_t>(sizeof(int));
 }
 
-int smelt_plan(const int64_t* idx, int64_t N, int K, int E, int tile_rows, int32_t* offs, int32_t* tile0, int32_t* choice,
-               int32_t* slot, void* workspace, void* stream) {
+int smelt_plan(const int64_t* idx, int64_t N, int K, int E, int tile_rows, int32_t* offs, int32_t* tile0,
+               int32_t* choice, int32_t* slot, void* workspace, void* stream) {
   if (N < 0 || K < 0 || E < 1 || (K > 0 && N > INT32_MAX / K) || tile_rows < 1) return SMELT_BAD_ARGUMENT;
   const int64_t S = N * K;
   const Chunks c = chunks_of(S);

@@ -2,8 +2,9 @@
 //
 //     pre_S2F = [x W_gate^T | x W_up^T]    h_SF = gate sigmoid(gate) up        (arXiv:2002.05202 eq. 6)
 //
-// Rows of x are gathered: slot s reads row choice[s] / K. In the tile of weights 8 rows of W_gate alternate with the same 8
-// rows of W_up, so that a thread's sums of block j are gates and those of block j + 1 the ups of the same features.
+// Rows of x are gathered: slot s reads row choice[s] / K. In the tile of weights 8 rows of W_gate alternate with the
+// same 8 rows of W_up, so that a thread's sums of block j are gates and those of block j + 1 the ups of the same
+// features.
 #include "epilogue.h"
 #include "grid.h"
 #include "swiglu.h"
@@ -51,7 +52,7 @@ void up_kernel(UpArguments a) {
         }
         const Quad gates = swap_blocks(gate[0], gate[1], warp.lane), ups = swap_blocks(up[0], up[1], warp.lane),
                    hs = swap_blocks(h[0], h[1], warp.lane);
-        const int64_t feature = feature0 + warp.column / 2 + j * 4 + quad_column(warp.lane, 8);
+        const int64_t feature = feature0 + warp.column / 2 + j * 4 + quad_column(warp.lane);
         if (s >= place.last || feature >= a.F) continue;
         bf16* const pre = a.pre + s * 2 * a.F + feature;
         store8(pre, gates.low, gates.high);

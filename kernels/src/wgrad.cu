@@ -1,12 +1,15 @@
 // What is the gradient of an expert's matrix?
 //
-//     dw[e] [rows, columns] = sum over slots s of e of left[s]^T right[s]        dw_gate_up = dpre^T x, dw_down = grad^T hw
+//     dw[e] [rows, columns] = sum over slots s of e of left[s]^T right[s]
 //
-// k counts the slots of the expert, as many as there are; slots of other experts are never read. Rows of a tensor that is
-// indexed by token are gathered: slot s reads row choice[s] / K. An expert without slots takes no steps and stores zeros.
+// dw_gate_up = dpre^T x and dw_down = grad^T hw.
 //
-// Experts and tiles of rows lie on grid.x, tiles of columns on grid.y, renumbered so that all tiles of an expert come one
-// after the other: each of its rows is read once for every tile, from L2 but for the first.
+// k counts the slots of the expert, as many as there are; slots of other experts are never read. Rows of a tensor that
+// is indexed by token are gathered: slot s reads row choice[s] / K. An expert without slots takes no steps and stores
+// zeros.
+//
+// Experts and tiles of rows lie on grid.x, tiles of columns on grid.y, renumbered so that all tiles of an expert come
+// one after the other: each of its rows is read once for every tile, from L2 but for the first.
 #include "epilogue.h"
 #include "grid.h"
 #include "tile.h"
