@@ -1,12 +1,15 @@
 """Every stage of the wgmma tier, with every tile of the table, is what float64 makes of it, under any schedule."""
 
-import ctypes
+import re
+import subprocess
 
 import large
 import pytest
 import torch
 from cases import PUBLIC
-from oracle import ELEMENT, NAN, STAGE, Case, failures, make, relative, run, worst
+from oracle import ELEMENT, NAN, STAGE, Case, counts, failures, make, relative, run, worst
+
+from smelt_budget.model import kernel_build
 
 SEEDS = (1, 2, 3)
 UP, DOWN, DACT, DX, WGRAD = range(5)
@@ -22,14 +25,6 @@ TILES = {
     "hidden 192, width 136": Case(N=31, K=1, E=1, H=192, F=136),
 }
 """Together they take every tile of the table."""
-
-
-def counts(library):
-    """Of the emulator since the last call."""
-    numbers = (ctypes.c_int64 * 7)()
-    library.emulator_counts(numbers, 7)
-    names = ("blocks", "mma", "phases", "conflicts", "most", "copied", "wgmma")
-    return dict(zip(names, numbers, strict=True))
 
 
 def hopper(library, inputs, tile_rows=64, seed=1, **options):
@@ -199,3 +194,21 @@ def test_a_gpu_before_hopper_has_no_wgmma(library, monkeypatch):
     monkeypatch.setenv("SMELT_EMULATED_CAPABILITY", "80")
     with pytest.raises(Exception, match=r"capability|shared memory"):
         hopper(library, make(TILES["hidden 72, width 40"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["up", "down", "dact", "dx", "wgrad"])
+def test_machine_code(tmp_path, stage):
+    """ptxas spills nothing, and lets products run while copies are issued: C75xx says that it does not."""
+    try:
+        nvcc = kernel_build.nvcc().program
+    except kernel_build.NoCompiler:
+        pytest.skip("nvcc is not installed")
+    sources = kernel_build.kernels_folder()
+    flags = ["-std=c++17", "-O3", "-arch=sm_90a", "-Xptxas", "-v", f"-I{sources / 'include'}", "-cubin"]
+    command = [nvcc, *flags, str(sources / "src" / f"hopper_{stage}.cu"), "-o", str(tmp_path / "cubin")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spills
+    assert set(spills) == {("0", "0", "0")}
+    assert not re.search(r"C75\d\d|serialized", said), said
