@@ -106,11 +106,11 @@ def backward(
     refuse(x_NH, b_gate_up_E2F, b_down_EH, limit)
     need_x, need_up, need_down, need_weight, *_ = needs
     (N, K), H = idx_NK.shape, x_NH.shape[1]
-    S, none, dense = N * K, x_NH.new_empty(0), torch.contiguous_format
+    S, dense = N * K, torch.contiguous_format
     if into is not None:
         refuse_buffers(into, w_gate_up_E2FH, w_down_EHF)
     make = torch.empty_like if S else torch.zeros_like
-    dx = make(x_NH, memory_format=dense) if need_x else none
+    dx = make(x_NH, memory_format=dense) if need_x else x_NH.new_empty(0)
     dw_up, dw_down = into or (
         make(w, memory_format=dense) if need else w.new_empty(0)
         for w, need in ((w_gate_up_E2FH, need_up), (w_down_EHF, need_down))
@@ -131,7 +131,7 @@ def backward(
                 plan.library.dx(dpre, weights(w_gate_up_E2FH), dx_SH, plan.offs, plan.tile0, S, *plan.end)
                 plan.library.combine(dx_SH, plan.slot, None, dx, N, K, H, plan.stream)
     dweight = dweight_S.view(idx_NK.shape) if need_weight else dweight_S
-    return dx, dw_up, dw_down, dweight.to(weight_NK.dtype), none, none
+    return dx, dw_up, dw_down, dweight.to(weight_NK.dtype), x_NH.new_empty(0), x_NH.new_empty(0)
 
 
 def planned(x_NH: Tensor, idx_NK: Tensor, shape: Sequence[int], tier: int | None) -> Plan:

@@ -86,8 +86,7 @@ def backward(
     need_x, need_up, need_down, need_weight, need_b_up, need_b_down = needs
     order = sort(idx_NK, len(w_gate_up_E2FH))
     weight_S1 = weight_NK.reshape(-1, 1)[order.choice_S]
-    none = x_NH.new_empty(0)
-    dx = dw_up = dw_down = db_up = db_down = none
+    dx, dw_up, dw_down, db_up, db_down = (x_NH.new_empty(0) for _ in range(5))  # an op's outputs are no aliases
     dweight = weight_NK.new_empty(0)
     x, grad = x_NH[order.token_S], grad_NH[order.token_S]
     dh = rows(grad, w_down_EHF, order)

@@ -196,7 +196,7 @@ def test_an_error_carries_what_the_compiler_said_last(sources, cache):
     """The line at fault, and nothing is left in the cache but the lock."""
     with (sources / "src" / "abi.cu").open("a") as file:
         file.write("int broken = nonsense;\n")
-    with pytest.raises(KernelBuildError, match="nonsense. was not declared"):
+    with pytest.raises(KernelBuildError, match=r"nonsense. was not declared"):
         build("emulated", sources=sources)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
