@@ -6,7 +6,7 @@ emulator that lands every copy and reads every operand as late, or as early, as 
 
 import large
 import torch
-from oracle import NAN, Case, failures, make, run
+from oracle import NAN, Case, bytes_copied, counts, failures, make, run
 
 TILE = "include/hopper_tile.h"
 UP, DOWN, DACT, DX, WGRAD = (f"src/hopper_{name}.cu" for name in ("up", "down", "dact", "dx", "wgrad"))
@@ -20,8 +20,6 @@ MUTANTS = [
     ("copies waited for one step late", TILE, "wait_copies<T::STAGES - 3>", "wait_copies<T::STAGES - 2>", DOWN),
     ("products waited for too late for the refill", TILE, "wgmma_wait<1>", "wgmma_wait<2>", WGRAD, "wgmma"),
     ("no wait after the last product", TILE, "    wgmma_wait<0>();\n", "", DX),
-    ("a warp leaves the product out", TILE, "wgmma_commit();", "if (threadIdx.x >= 32) wgmma_commit();", UP),
-    ("a ring of one stage more", TILE, "stage + 1 == T::STAGES", "stage == T::STAGES", DACT),
     (
         "swizzle by every other row",
         TILE,
@@ -40,29 +38,20 @@ MUTANTS = [
     ("k across in steps of 8 rows", TILE, "K_INSTRUCTION * ROW_BYTES;", "K_INSTRUCTION / 2 * ROW_BYTES;", WGRAD),
     ("both warpgroups take the first rows", TILE, " + threadIdx.x / 128 * BLOCK_BYTES;", ";", UP),
     ("leading offset of half a block", TILE, "Right::ACROSS, BLOCK_BYTES)", "Right::ACROSS, BLOCK_BYTES / 2)", DX),
-    ("major directions swapped", TILE, "Left::ACROSS, Right::ACROSS>(", "Left::ACROSS, !Right::ACROSS>(", DACT),
     ("K tail unmasked", TILE, "row[i] && k < depth", "row[i]", UP),
     ("columns across k unmasked", TILE, "next[i] && column < width", "next[i]", DX),
     ("row map of the sums", TILE, "threadIdx.x % 32 / 4; }", "threadIdx.x % 8; }", DOWN),
-    ("warp map of the sums", TILE, "return threadIdx.x / 32 * 16", "return threadIdx.x / 32 % 4 * 16", WGRAD),
-    ("lanes swap the wrong words", TILE, "upper ? first : second, bit", "upper ? second : first, bit", DOWN),
     ("rows unmasked", TILE, "if (row < last_row && fragment", "if (fragment", DOWN),
     ("columns unmasked", TILE, " && column < width)\n        store16", ")\n        store16", DX),
     ("fragments past 176 columns", TILE, "fragment < T::COLUMNS / 8 && ", "", DOWN),
     ("the next tile starts at the end of k", TILE, "        left.rewind();\n", "", DOWN),
     ("the next tile has the same columns", TILE, "        right.start(column);\n", "        right.rewind();\n", DX),
-    ("gate and up not interleaved", UP, "column / 16 * 8 + column % 8", "column / 16 * 8 + column / 2 % 8"),
-    ("gate and up swapped", UP, "swiglu(low(gate[i]), low(up[i]))", "swiglu(low(up[i]), low(gate[i]))"),
-    ("row product in 32 bits", UP, "a.choice[s] / a.K * a.ldx", "a.choice[s] / a.K * static_cast<int>(a.ldx)"),
     ("expert stride in 32 bits", DX, "(depth * a.H)", "static_cast<int>(depth * a.H)"),
-    ("weight of the slot, not of the choice", DACT, "a.weight[a.choice[s]]", "a.weight[s]"),
     ("spare rows take part in dact", DACT, "place.expert >= 0 && s < place.last;", "s < place.last;"),
     ("partial of the first columns only", DACT, "feature0 / T::COLUMNS * a.S", "0 * a.S"),
-    ("a quad's sum without two lanes", DACT, "    dweight += shuffle_xor(dweight, 2);\n", ""),
     ("wgrad reads a row too many", WGRAD, "return k < count ?", "return k <= count ?"),
     ("wgrad leaves empty experts out", WGRAD, "slots == 0 && a.how == SMELT_FP32_ADD", "slots == 0"),
     ("wgrad does not add", WGRAD, "if (add) {", "if (false) {"),
-    ("wgrad stores rows of the next expert", WGRAD, "if (row >= last_row || column >= width)", "if (column >= width)"),
 ]
 
 
@@ -71,13 +60,18 @@ def battery(library) -> list[str]:
     for case, tile_rows, how in (
         (Case(N=70, K=2, E=3, H=72, F=40, dead=0.1), 64, 0),
         (Case(N=150, K=1, E=3, H=392, F=264, counts=(0, 70, 80)), 128, 2),
-        (Case(N=9, K=1, E=1, H=1056, F=40), 64, 1),
+        (Case(N=9, K=1, E=1, H=1056, F=392), 64, 1),
         (Case(N=400, K=1, E=2, H=40, F=16, counts=(399, 1)), 128, 0),
     ):
         inputs = make(case)
+        counts(library)
         got = run(library, inputs, tier=90, tile_rows=tile_rows, how=how)
         if found := failures(inputs, got, tile_rows, how):
             return found
+        copied = counts(library)["copied"]
+        # matrices of one tile: there the rows of a weight gradient's tile, always 128, are as many as its columns
+        if max(case.H, 2 * case.F) <= 128 and copied != bytes_copied(library, inputs, got, tier=90):
+            return [f"{copied} bytes copied"]
     if found := leaks(library):
         return found
     for check in (large.weights, large.gathers):
