@@ -11,14 +11,15 @@
 // happened.
 //
 // Not modelled:
-//   * speed, registers, occupancy, __launch_bounds__, caches
+//   * speed, registers, occupancy, __launch_bounds__, caches, streams (a launch is over when it returns)
 //   * the order and width in which the hardware sums the products of one mma or wgmma; expf stands for ex2.approx
-//   * plain pointers into shared memory, and plain loads and stores of global memory: only device.h's functions are
-//   watched
-//   * a block that reads what another block of the launch writes; warp-level hand-offs ordered by __syncwarp or a
-//   shuffle
-//   * memory order finer than barriers, and any other synchronisation: named barriers, mbarrier, TMA, clusters, atomics
+//   * plain pointers into shared memory, plain loads and stores of global memory: device.h's functions are watched
+//   * a block that reads what another block of the launch writes
+//   * hand-offs in a warp ordered by __syncwarp or a shuffle (a finding here), and all synchronisation but the barrier
+//     of a block: named barriers, mbarrier, TMA, clusters, atomics
 //   * fence.proxy.async by the reader instead of the writer (legal on a GPU, a finding here)
+//   * registers of a wgmma that are first written between its wgmma.fence and itself
+//   * bank conflicts of anything but ldmatrix
 #pragma once
 
 #include "launch.h"

@@ -18,22 +18,22 @@ SMELT_STATE std::atomic<int> host_threads{2};
 
 // ---- findings and counts outlive their launch ----
 
-constexpr int kFirstFinding = 20000;
-constexpr int kFindingsKept = 64;
+constexpr int FIRST_FINDING = 20000;
+constexpr int FINDINGS_KEPT = 64;
 
 struct Ledger {
   std::mutex mutex;
   int findings = 0;
-  char texts[kFindingsKept][1024] = {};
+  char texts[FINDINGS_KEPT][1024] = {};
   Counts counts;
 };
 SMELT_STATE Ledger ledger;
 
 inline int keep_finding(const char* text) {
   std::lock_guard<std::mutex> lock(ledger.mutex);
-  int number = ledger.findings++ % kFindingsKept;
+  int number = ledger.findings++ % FINDINGS_KEPT;
   snprintf(ledger.texts[number], sizeof ledger.texts[number], "%s", text);
-  return kFirstFinding + number;
+  return FIRST_FINDING + number;
 }
 
 inline void add_counts(const Counts& more) {
@@ -186,8 +186,8 @@ namespace smelt {
 
 inline const char* message(int code) {
   if (code == 0) return "no error";
-  int number = code - emulator::kFirstFinding;
-  return number >= 0 && number < emulator::kFindingsKept ? emulator::ledger.texts[number] : "unknown code";
+  int number = code - emulator::FIRST_FINDING;
+  return number >= 0 && number < emulator::FINDINGS_KEPT ? emulator::ledger.texts[number] : "unknown code";
 }
 
 inline int capability(int* value) {

@@ -11,7 +11,7 @@
 
 namespace smelt::emulator {
 
-constexpr int16_t kSeveral = -2;  // more than one thread has read
+constexpr int16_t SEVERAL = -2;  // more than one thread has read
 
 inline size_t shared_offset(const void* address, size_t bytes, size_t alignment) {
   Block& block = *current;
@@ -41,7 +41,7 @@ inline void read_shared(size_t offset, size_t bytes) {
       shadow.read_interval = block.interval;
       shadow.reader = me;
     } else if (shadow.reader != me) {
-      shadow.reader = kSeveral;
+      shadow.reader = SEVERAL;
     }
   }
 }
@@ -110,7 +110,7 @@ inline void matrix_read_ends(size_t offset, size_t bytes) {
     Shadow& shadow = block.shadow[word];
     --shadow.matrix_reads;
     shadow.read_interval = block.interval;
-    shadow.reader = kSeveral;
+    shadow.reader = SEVERAL;
   }
 }
 

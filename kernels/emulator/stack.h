@@ -59,9 +59,9 @@ extern "C" __attribute__((visibility("hidden"))) void smelt_switch_stack(void** 
 namespace smelt::emulator {
 
 #if defined(SMELT_EMULATOR_ASAN)
-constexpr size_t kStackBytes = 512 << 10;  // red zones make frames several times larger
+constexpr size_t STACK_BYTES = 512 << 10;  // red zones make frames several times larger
 #else
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 
 // Stacks of equal size with an unreadable page below each, so that an overflow is a crash and not a wrong result.
@@ -69,17 +69,17 @@ class Stacks {
  public:
   explicit Stacks(int count)
       : guard_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
-        bytes_(static_cast<size_t>(count) * (guard_ + kStackBytes)) {
+        bytes_(static_cast<size_t>(count) * (guard_ + STACK_BYTES)) {
     memory_ = static_cast<unsigned char*>(
         mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (memory_ == MAP_FAILED) __builtin_trap();
     for (int i = 0; i < count; ++i)
-      mprotect(memory_ + static_cast<size_t>(i) * (guard_ + kStackBytes), guard_, PROT_NONE);
+      mprotect(memory_ + static_cast<size_t>(i) * (guard_ + STACK_BYTES), guard_, PROT_NONE);
   }
   ~Stacks() { munmap(memory_, bytes_); }
   Stacks(const Stacks&) = delete;
   Stacks& operator=(const Stacks&) = delete;
-  unsigned char* lowest(int i) const { return memory_ + static_cast<size_t>(i) * (guard_ + kStackBytes) + guard_; }
+  unsigned char* lowest(int i) const { return memory_ + static_cast<size_t>(i) * (guard_ + STACK_BYTES) + guard_; }
 
  private:
   size_t guard_, bytes_;
@@ -101,14 +101,14 @@ struct Fiber {
 
 inline void prepare(Fiber& fiber, unsigned char* lowest, void (*entry)()) {
   fiber.lowest = lowest;
-  fiber.bytes = kStackBytes;
+  fiber.bytes = STACK_BYTES;
   fiber.fake_stack = nullptr;
   fiber.finished = false;
 #if defined(SMELT_EMULATOR_ASAN)
-  __asan_unpoison_memory_region(lowest, kStackBytes);  // the fiber that had it last may have been left in mid-frame
+  __asan_unpoison_memory_region(lowest, STACK_BYTES);  // the fiber that had it last may have been left in mid-frame
 #endif
 #if SMELT_EMULATOR_ASSEMBLY
-  void** top = reinterpret_cast<void**>(lowest + kStackBytes);
+  void** top = reinterpret_cast<void**>(lowest + STACK_BYTES);
   *--top = nullptr;  // the return address of entry: there is none. Here the stack pointer is 8 past a multiple of 16,
                      // as the ABI wants
   *--top = reinterpret_cast<void*>(entry);
@@ -117,7 +117,7 @@ inline void prepare(Fiber& fiber, unsigned char* lowest, void (*entry)()) {
 #else
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = lowest;
-  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, entry, 0);
 #endif

@@ -17,8 +17,8 @@
 
 namespace smelt::emulator {
 
-constexpr size_t kSharedStart = 1024;       // shared addresses as wgmma sees them do not begin at 0
-constexpr uint32_t kInFlight = 0x7f85e17f;  // a signalling NaN: any sum with it is another NaN
+constexpr size_t SHARED_START = 1024;       // shared addresses as wgmma sees them do not begin at 0
+constexpr uint32_t IN_FLIGHT = 0x7f85e17f;  // a signalling NaN: any sum with it is another NaN
 
 // The registers d of one wgmma call, of all 128 threads: known by where the first thread keeps them.
 struct Accumulators {
@@ -81,10 +81,10 @@ inline void find_chunks(Product& product, int operand, uint64_t descriptor) {
       size_t address = start + row / 8 * stride + row % 8 * 128;
       address += mn_major ? chunk / 8 * leading + chunk % 8 * 16 : chunk * 16;
       address ^= (address >> 7 & 7) << 4;
-      if (address < kSharedStart || address - kSharedStart + 16 > current->shared_bytes)
+      if (address < SHARED_START || address - SHARED_START + 16 > current->shared_bytes)
         fail("wgmma: operand %c reads shared byte %lld, but the block has %zu bytes", name,
-             static_cast<long long>(address) - static_cast<long long>(kSharedStart), current->shared_bytes);
-      product.chunks[operand].push_back(static_cast<uint32_t>(address - kSharedStart));
+             static_cast<long long>(address) - static_cast<long long>(SHARED_START), current->shared_bytes);
+      product.chunks[operand].push_back(static_cast<uint32_t>(address - SHARED_START));
     }
 }
 
@@ -150,7 +150,7 @@ inline Accumulators& take_accumulators(Warpgroup& group, Product& product, void*
     mine.lanes[thread] = registers(payloads[thread]);
     for (int i = 0; i < product.columns / 2; ++i) {
       mine.values[accumulator_place(thread, i, product.columns)] = mine.lanes[thread][i];
-      memcpy(&mine.lanes[thread][i], &kInFlight, 4);
+      memcpy(&mine.lanes[thread][i], &IN_FLIGHT, 4);
     }
   }
   return mine;
@@ -160,7 +160,7 @@ inline void settle(Warpgroup& group, Accumulators& mine) {
   mine.settled = group.fence;
   for (int thread = 0; thread < 128; ++thread)
     for (int i = 0; i < mine.columns / 2; ++i) {
-      if (memcmp(&mine.lanes[thread][i], &kInFlight, 4) != 0)
+      if (memcmp(&mine.lanes[thread][i], &IN_FLIGHT, 4) != 0)
         fail("accumulator %d of thread %d of the warpgroup was written while a wgmma was under way", i, thread);
       mine.lanes[thread][i] = mine.values[accumulator_place(thread, i, mine.columns)];
     }
@@ -215,8 +215,9 @@ inline void finish_matrix_pipes(Block& block) {
 
 namespace smelt {
 
-inline uint32_t shared_address(const void* shared) {
-  return static_cast<uint32_t>(emulator::kSharedStart + emulator::shared_offset(shared, 0, 1));
+inline uint32_t shared_address(const void* shared, emulator::Where where = emulator::here()) {
+  emulator::begin("an address", where);
+  return static_cast<uint32_t>(emulator::SHARED_START + emulator::shared_offset(shared, 0, 1));
 }
 
 inline void fence_async(emulator::Where where = emulator::here()) {

@@ -4,7 +4,9 @@
 
 using namespace smelt;
 
-enum Bug {
+namespace {
+
+enum Bug : int {
   NONE,
   SHARED_MISALIGNED,
   GLOBAL_MISALIGNED,
@@ -43,6 +45,8 @@ void copies_kernel(const uint32_t* in, uint32_t* out, int steps, Bug bug) {
     if (bug != NO_BARRIER_BEFORE) barrier();
   }
 }
+
+}  // namespace
 
 extern "C" int probe_copies(const uint32_t* in, uint32_t* out, int steps, int bug) {
   return SMELT_LAUNCH(copies_kernel, 1, 64, 2048, nullptr, in, out, steps, static_cast<Bug>(bug));

@@ -4,7 +4,9 @@
 
 using namespace smelt;
 
-enum Bug {
+namespace {
+
+enum Bug : int {
   NONE,
   NO_ASYNC_FENCE,
   ASYNC_FENCE_LATE,
@@ -77,6 +79,8 @@ void matrices_kernel(const uint32_t* in, uint32_t* out, int steps, Bug bug) {
   for (int i = 0; i < 32; ++i) store4(out + thread * 32 + i, bits(sums[i]));
   if (bug == READS_IN_FLIGHT) wgmma_wait<0>();
 }
+
+}  // namespace
 
 extern "C" int probe_matrices(const uint32_t* in, uint32_t* out, int steps, int bug) {
   return SMELT_LAUNCH(matrices_kernel, 1, 128, STAGES * STAGE, nullptr, in, out, steps, static_cast<Bug>(bug));

@@ -3,7 +3,9 @@
 
 using namespace smelt;
 
-enum Bug {
+namespace {
+
+enum Bug : int {
   NONE,
   EXIT_BEFORE_SHUFFLE,
   ANOTHER_SHUFFLE,
@@ -34,6 +36,8 @@ void warps_kernel(uint32_t* out, Bug bug) {
   barrier();
   store4(out + thread, bits(sum));
 }
+
+}  // namespace
 
 extern "C" int probe_warps(uint32_t* out, int bug) {
   return SMELT_LAUNCH(warps_kernel, 1, 128, 0, nullptr, out, static_cast<Bug>(bug));

@@ -3,7 +3,9 @@
 
 using namespace smelt;
 
-enum Bug { NONE, ONE_PLACE, NO_BARRIER_AFTER, OUTSIDE, NO_BARRIER_BEFORE };
+namespace {
+
+enum Bug : int { NONE, ONE_PLACE, NO_BARRIER_AFTER, OUTSIDE, NO_BARRIER_BEFORE };
 
 // Each thread hands its number on to the one before, twice.
 SMELT_KERNEL(96, 1)
@@ -21,11 +23,15 @@ void words_kernel(uint32_t* out, Bug bug) {
   store4(out + mine, value);
 }
 
+}  // namespace
+
 extern "C" int probe_words(uint32_t* out, int bug) {
   return SMELT_LAUNCH(words_kernel, 1, 96, 96 * sizeof(int), nullptr, out, static_cast<Bug>(bug));
 }
 
-enum StoreBug { RIGHT, TWO_BLOCKS, TWO_THREADS, OVERLAP, MISALIGNED };
+namespace {
+
+enum StoreBug : int { RIGHT, TWO_BLOCKS, TWO_THREADS, OVERLAP, MISALIGNED };
 
 // A row of 8 words for each block of 2 threads.
 SMELT_KERNEL(2, 1)
@@ -41,6 +47,8 @@ void stores_kernel(uint32_t* out, StoreBug bug) {
   if (bug == OVERLAP && i == 1) store4(row + 7, 5);
   if (bug == MISALIGNED) store8(row + 1, 5u, 6u);
 }
+
+}  // namespace
 
 extern "C" int probe_stores(uint32_t* out, int blocks, int bug) {
   return SMELT_LAUNCH(stores_kernel, dim3(blocks), 2, 0, nullptr, out, static_cast<StoreBug>(bug));
