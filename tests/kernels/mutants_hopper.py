@@ -61,7 +61,7 @@ def battery(library) -> list[str]:
         (Case(N=70, K=2, E=3, H=72, F=40, dead=0.1), 64, 0),
         (Case(N=150, K=1, E=3, H=392, F=264, counts=(0, 70, 80)), 128, 2),
         (Case(N=9, K=1, E=1, H=1056, F=392), 64, 1),
-        (Case(N=400, K=1, E=2, H=40, F=16, counts=(399, 1)), 128, 0),
+        (Case(N=400, K=1, E=3, H=40, F=16, counts=(399, 0, 1)), 128, 0),
     ):
         inputs = make(case)
         counts(library)
