@@ -150,7 +150,7 @@ void place_kernel(PlanArguments a) {
     if (choice < end) {
       store4(a.slot + choice, slot);
       // there are as many slots as choices: this one is spare
-      if (choice >= a.offs[a.E]) store4(a.choice + choice, -1);
+      if (choice >= a.offs[a.E]) store4(a.choice + choice, static_cast<uint32_t>(-1));
     }
     barrier();
     if (r.last) count[static_cast<int64_t>(expert) * a.chunks] += r.earlier + 1;

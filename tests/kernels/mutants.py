@@ -84,7 +84,12 @@ MUTANTS = [
     Mutant("ids cut to 32 bits", PLAN, "const int64_t id = choice", "const int id = choice"),
     Mutant("negative ids are experts", PLAN, "return id >= 0 && id < a.E ?", "return id < a.E ?"),
     Mutant("a stale slot for what is not routed", PLAN, "int slot = -1;", "int slot = 0;"),
-    Mutant("spare slots unwritten", PLAN, "if (choice >= a.offs[a.E]) store4(a.choice + choice, -1);", ""),
+    Mutant(
+        "spare slots unwritten",
+        PLAN,
+        "if (choice >= a.offs[a.E]) store4(a.choice + choice, static_cast<uint32_t>(-1));",
+        "",
+    ),
     Mutant(
         "rounds of the plan overlap",
         PLAN,
