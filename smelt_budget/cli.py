@@ -18,6 +18,7 @@ import smelt_budget
 from smelt_budget.emit_command import emit
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.flags import fraction, known_models, pins, setting_asked, share
+from smelt_budget.ladder_command import ladder
 from smelt_budget.law_commands import app as law
 from smelt_budget.report.console import print_json, show
 from smelt_budget.training_commands import INTERRUPTED, evaluate, generate, verify
@@ -329,3 +330,4 @@ app.command("emit")(emit)
 app.command("generate")(generate)
 app.command("eval")(evaluate)
 app.add_typer(law, name="law")
+app.command("ladder")(ladder)
