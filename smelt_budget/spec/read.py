@@ -1,7 +1,8 @@
 """Where does a model come from? A file, a directory with a config.json, a built-in name, or `-`; to one spec.
 
-A mapping with `model_type` is a Hugging Face config and is read by its family; any other is own YAML, whose keys
-are the fields of `ModelSpec`. `smelt.yaml#twin` is one arm of a solved pair.
+A mapping with `model_type` is a Hugging Face config and is read by its family; words with `--num-layers`, and their
+YAML forms, are Megatron's arguments; any other mapping is own YAML, whose keys are the fields of `ModelSpec`.
+`smelt.yaml#twin` is one arm of a solved pair.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt_budget.errors import BadInput
-from smelt_budget.spec import builtin
+from smelt_budget.spec import builtin, megatron_arguments
 from smelt_budget.spec.config import Config
 from smelt_budget.spec.families import FAMILIES, REFUSED
 from smelt_budget.spec.functions import SILU
@@ -67,7 +68,7 @@ def read(source: str) -> Reading:
         reading = read_mapping(model["config"], path)
         return reading if length is None else replace(reading, setting={"attention_length": length})
     if path == "-":
-        return read_mapping(parse(read_text("-"), "standard input"), "standard input")
+        return read_any(read_text("-"), "standard input")
     if not exists:
         near = difflib.get_close_matches(path.lower(), builtin.names(), 3, 0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "see `smelt-budget models` for the built-in ones"
@@ -90,7 +91,10 @@ def on_disk(path: str) -> bool:
 
 def read_file(path: str, arm: str) -> Reading:
     """A file: a model, or with `#baseline` / `#twin` one arm of a solved pair."""
-    data = parse(read_text(path), path)
+    text = read_text(path)
+    if megatron_arguments.recognised(text) and not arm:
+        return read_any(text, path)
+    data = parse(text, path)
     if {"baseline", "twin"} <= data.keys():
         if arm not in ("baseline", "twin"):
             raise BadInput(f"{path} holds a solved pair", f"fix: {path}#baseline or {path}#twin")
@@ -106,8 +110,23 @@ def read_file(path: str, arm: str) -> Reading:
     return read_mapping(data, path)
 
 
+def read_any(text: str, origin: str) -> Reading:
+    """Text of one model: words for Megatron's parser, or a mapping."""
+    if megatron_arguments.recognised(text):
+        return read_arguments(megatron_arguments.flags_of_text(text, origin), origin)
+    return read_mapping(parse(text, origin), origin)
+
+
+def read_arguments(flags: megatron_arguments.Flags, origin: str) -> Reading:
+    """Megatron's flags, read by their own rules."""
+    found = megatron_arguments.spec_of(flags, origin)
+    return Reading(found.spec, origin, tuple(found.notes), found.harmless, found.functions)
+
+
 def read_mapping(data: dict[str, Any], origin: str) -> Reading:
-    """A mapping read by its family, or as own YAML."""
+    """A mapping read by its family, as Megatron's arguments, or as own YAML."""
+    if megatron_arguments.is_yaml_of_arguments(data):
+        return read_arguments(megatron_arguments.flags_of_yaml(data), origin)
     notes: list[str] = []
     data = opened(data, origin, notes)
     if data.get("multi_latent_attention") is False:  # leftovers of a switched-off kind (THUDM/slime PR 1980)
