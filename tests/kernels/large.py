@@ -80,33 +80,34 @@ def weight_gradients(library, tier: int = 80, E: int = 130, side: int = 4096, sl
     close("wgrad", dw[-1], left.double().T @ right.double(), 1e-4)
 
 
-def gathers(library, tier: int = 80, F: int = 8) -> None:
+def gathers(library, tier: int = 80, rows: int = ROWS, width: int = WIDTH, F: int = 8) -> None:
     """up, dact and wgrad gather first and last tokens."""
-    tokens, K, S = torch.tensor([0, ROWS - 1, 299_593, 1]), 2, 4
-    x = torch.empty(ROWS, WIDTH, dtype=BF16)
-    x[tokens] = normal(4, WIDTH)
-    w_gate_up, w_down = normal(1, 2 * F, WIDTH, scale=WIDTH**-0.5), normal(1, WIDTH, F, scale=WIDTH**-0.5)
-    choice, weight = (tokens * K + 1).int(), torch.ones(ROWS, K)
+    tokens, K, S = torch.tensor([0, rows - 1, LIMIT // width, 1]), 2, 4
+    x = torch.empty(rows, width, dtype=BF16)
+    assert x.numel() > LIMIT
+    x[tokens] = normal(4, width)
+    w_gate_up, w_down = normal(1, 2 * F, width, scale=width**-0.5), normal(1, width, F, scale=width**-0.5)
+    choice, weight = (tokens * K + 1).int(), torch.ones(rows, K)
     offs, tile0 = last_expert(1, S)
     outputs = Outputs()
     pre, h, dpre, hw = (outputs.new(S, width) for width in (2 * F, F, 2 * F, F))
-    partial = outputs.new(library.partials(tier, S, 1, WIDTH, F), S, dtype=torch.float32)
-    tail = (choice, offs, tile0, S, K, 1, WIDTH, F, tier, 64, 0)
-    library.up(x, WIDTH, w_gate_up, pre, h, *tail)
-    library.dact(x, WIDTH, w_down, pre, weight, dpre, hw, partial, *tail)
-    rows = x[tokens].double()
-    close("up", pre, rows @ w_gate_up[0].double().T)
+    partial = outputs.new(library.partials(tier, S, 1, width, F), S, dtype=torch.float32)
+    tail = (choice, offs, tile0, S, K, 1, width, F, tier, 64, 0)
+    library.up(x, width, w_gate_up, pre, h, *tail)
+    library.dact(x, width, w_down, pre, weight, dpre, hw, partial, *tail)
+    given = x[tokens].double()
+    close("up", pre, given @ w_gate_up[0].double().T)
     close(
         "dact",
         partial.sum(0),
-        (rows @ w_down[0].double() * silu(pre[:, :F].double()) * pre[:, F:].double()).sum(1),
+        (given @ w_down[0].double() * silu(pre[:, :F].double()) * pre[:, F:].double()).sum(1),
         1e-4,
     )
-    dw_gate_up, dw_down = outputs.new(1, 2 * F, WIDTH), outputs.new(1, WIDTH, F)
-    library.wgrad(pre, 2 * F, None, x, WIDTH, choice, K, dw_gate_up, 0, offs, S, 1, 2 * F, WIDTH, tier, 0)
-    library.wgrad(x, WIDTH, choice, h, F, None, K, dw_down, 0, offs, S, 1, WIDTH, F, tier, 0)
-    close("dw_gate_up", dw_gate_up[0], pre.double().T @ rows)
-    close("dw_down", dw_down[0], rows.T @ h.double())
+    dw_gate_up, dw_down = outputs.new(1, 2 * F, width), outputs.new(1, width, F)
+    library.wgrad(pre, 2 * F, None, x, width, choice, K, dw_gate_up, 0, offs, S, 1, 2 * F, width, tier, 0)
+    library.wgrad(x, width, choice, h, F, None, K, dw_down, 0, offs, S, 1, width, F, tier, 0)
+    close("dw_gate_up", dw_gate_up[0], pre.double().T @ given)
+    close("dw_down", dw_down[0], given.T @ h.double())
 
 
 def slots(library, tier: int = 80) -> None:

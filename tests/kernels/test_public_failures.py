@@ -81,6 +81,12 @@ def test_more_than_2_to_the_31_elements(library, check):
     check(library)
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1_048_577, 2056), (56_000 * 8, 7168)])
+def test_rows_gathered_from_more_than_2_to_the_31_elements(library, rows, width):
+    """torchtitan #2430, of 1,048,577 rows, and sglang PR4727."""
+    large.gathers(library, rows=rows, width=width)
+
+
 @pytest.mark.slow
 def test_weight_gradients_of_more_than_2_to_the_31_elements(library):
     large.weight_gradients(library)
