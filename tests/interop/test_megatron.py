@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from smelt_budget.emit import folder, launch
-from smelt_budget.emit.megatron import MEGATRON, arguments, engine, lines_of
+from smelt_budget.emit.megatron import MEGATRON
+from smelt_budget.emit.megatron_flags import arguments, engine, lines_of
 from smelt_budget.emit.target import ARMS, Job, lines
 from smelt_budget.emit.training import training
 from smelt_budget.ledger import CONVENTIONS, Ledger, Setting
