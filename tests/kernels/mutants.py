@@ -90,7 +90,7 @@ MUTANTS = [
         "if (choice >= a.offs[a.E]) store4(a.choice + choice, static_cast<uint32_t>(-1));",
         "",
     ),
-    Mutant("ids read before they are there", PLAN, "expert);\n  barrier();\n", "expert);\n", says="barrier"),
+    Mutant("ids read before they are there", PLAN, "expert);\n  barrier();\n", "expert);\n"),
     Mutant("combine takes slot -1", COMBINE, "if (slot < 0) continue;", ""),
     Mutant("slot product in 32 bits", COMBINE, "static_cast<int64_t>(slot) * a.H", "slot * a.H"),
     Mutant("last part of dweight dropped", COMBINE, "part < a.parts", "part + 1 < a.parts"),
