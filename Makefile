@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PROJECT := pyproject.toml constraints.txt smelt_budget/__init__.py
 
-.PHONY: solve kernels test lint types docs bench gpu clean
+.PHONY: solve kernels test lint types interop docs bench gpu clean
 
 solve: .venv/has-package
 	$(BIN)/smelt-budget solve --baseline examples/base.yaml
@@ -23,6 +23,28 @@ lint: .venv/has-dev
 
 types: .venv/has-dev
 	$(BIN)/pyright
+
+# The real trainers, each in an environment of its own: NAME.txt pins it, its first line names its tests. What says
+# "# on demand" is left to `make interop-NAME`; "# python: 3.12" says which interpreter.
+INTEROP := tests/interop/requirements
+OTHERS := -m pip install --quiet --disable-pip-version-check --no-compile
+interop:
+	@failed=0; for file in $$(grep -L '^# on demand' $(INTEROP)/*.txt); do \
+	  $(MAKE) --no-print-directory interop-$$(basename $$file .txt) || failed=1; \
+	done; $(PYTHON) tests/interop/summary.py && exit $$failed
+
+interop-%: .venv-interop/%/ready
+	.venv-interop/$*/bin/python -m pytest -q -n auto --junitxml=.venv-interop/$*.xml \
+	  $(addprefix tests/interop/,$(shell sed -n 's/^# tests: //p' $(INTEROP)/$*.txt))
+
+.PRECIOUS: .venv-interop/%/ready
+.venv-interop/%/ready: $(INTEROP)/%.txt constraints.txt
+	rm -rf $(@D) .venv-interop/$*.xml
+	$(or $(addprefix python,$(shell sed -n 's/^# python: //p' $<)),$(PYTHON)) -m venv $(@D)
+	$(@D)/bin/python $(OTHERS) -c constraints.txt torch numpy scipy sympy pydantic ruamel.yaml safetensors pytest pytest-xdist
+	$(@D)/bin/python $(OTHERS) -r $<
+	$(@D)/bin/python $(OTHERS) --no-deps -e .
+	touch $@
 
 docs: .venv/has-package
 	$(BIN)/python docs/generate.py
@@ -57,4 +79,4 @@ gpu:
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .hypothesis .ruff_cache dist
+	rm -rf .venv .venv-interop .pytest_cache .hypothesis .ruff_cache dist
