@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from smelt_budget.emit.hf import HF
 from smelt_budget.emit.megatron import MEGATRON
+from smelt_budget.emit.megatron_bridge import MEGATRON_BRIDGE
 from smelt_budget.emit.plain import JSON, YAML
 from smelt_budget.emit.target import Target
 from smelt_budget.emit.torchtitan import TORCHTITAN
 from smelt_budget.emit.unrolled import HF_UNROLLED
 
-TARGETS: dict[str, Target] = {target.name: target for target in (HF, HF_UNROLLED, MEGATRON, TORCHTITAN, YAML, JSON)}
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (HF, HF_UNROLLED, MEGATRON, MEGATRON_BRIDGE, TORCHTITAN, YAML, JSON)
+}
 """By the name that --to takes."""

@@ -46,14 +46,8 @@ def emit(job: Job) -> Emission:
     Raises:
         BadInput: Megatron cannot hold the pair in a way that no feature names.
     """
-    misfits = [f"{arm}: {what}" for arm in ARMS for what in unheld(job.spec(arm), job)]
-    if misfits:
-        raise BadInput("megatron cannot hold this pair", *misfits, "fix: --to hf, which holds whatever solve finds")
-    pair = {arm: told_to_layers(job.spec(arm)) for arm in ARMS}
-    files = {
+    files = layers(job, "megatron") | {
         "pretrain.py": template.text("megatron/pretrain.py"),
-        "smelt_layers.py": template.text("megatron/smelt_layers.py"),
-        "smelt_pair.json": json.dumps(pair, indent=2) + "\n",
         **{f"{arm}/arguments.txt": lines_of(arguments(job, arm)) for arm in ARMS},
         "transformer_engine.txt": lines_of(engine("transformer_engine", job)),
     }
@@ -65,6 +59,22 @@ def emit(job: Job) -> Emission:
         arm: ("pretrain.py", f"@{arm}/arguments.txt", "@transformer_engine.txt") for arm in ARMS
     }
     return Emission(files, train, notes)
+
+
+def layers(job: Job, target: str) -> dict[str, str]:
+    """The module of both arms and what it reads.
+
+    Raises:
+        BadInput: Megatron-Core cannot hold the pair in a way that no feature names.
+    """
+    misfits = [f"{arm}: {what}" for arm in ARMS for what in unheld(job.spec(arm), job)]
+    if misfits:
+        raise BadInput(f"{target} cannot hold this pair", *misfits, "fix: --to hf, which holds whatever solve finds")
+    pair = {arm: told_to_layers(job.spec(arm)) for arm in ARMS}
+    return {
+        "smelt_layers.py": template.text("megatron/smelt_layers.py"),
+        "smelt_pair.json": json.dumps(pair, indent=2) + "\n",
+    }
 
 
 NOTES = (
