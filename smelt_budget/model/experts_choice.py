@@ -83,12 +83,26 @@ def chosen(asked: Asked, at: Circumstances) -> Choice:
         BadInput: the kernels were asked for and cannot be had.
     """
     choice = decided(asked, at)
-    if choice.name == "torch" and asked in ("cuda", "emulated"):
-        what, *more = choice.reasons
-        raise BadInput(
-            f"the {asked} experts were asked for, but {what}", *more, f"fix: --experts auto, or {VARIABLE}=auto"
-        )
+    if choice.name == "torch":
+        refuse(asked, choice.reasons)
     return choice
+
+
+def check_device(asked: Asked, device: str) -> None:
+    """What has no kernels whatever the model is fails before the work.
+
+    Raises:
+        BadInput: the kernels were asked for and this device has none.
+    """
+    refuse(asked, of_device(asked, torch.device(device)))
+
+
+def refuse(asked: Asked, reasons: tuple[str, ...]) -> None:
+    """Reasons are an error for those who asked for the kernels."""
+    if reasons and asked in ("cuda", "emulated"):
+        what, *more = reasons
+        fix = f"fix: --experts auto, or {VARIABLE}=auto"
+        raise BadInput(f"the {asked} experts were asked for, but {what}", *more, fix)
 
 
 @functools.cache
@@ -97,7 +111,7 @@ def decided(asked: Asked, at: Circumstances) -> Choice:
     if asked == "torch":
         return Choice("torch", reasons=("as asked",))
     name: Name = "emulated" if asked == "emulated" else "cuda"
-    reasons = (*(of_no_cpu(at) if name == "emulated" else of_no_gpu(at)), *of_other_problems(at))
+    reasons = (*of_device(asked, at.device), *of_model(at))
     tier = None
     if not reasons:
         try:
@@ -109,24 +123,21 @@ def decided(asked: Asked, at: Circumstances) -> Choice:
     return Choice("torch", None, reasons) if reasons else Choice(name, tier)
 
 
-def of_no_gpu(at: Circumstances) -> tuple[str, ...]:
-    """What keeps CUDA kernels from a device, in words."""
-    if at.device.type != "cuda":
-        return ("no CUDA device",) if not torch.cuda.is_available() else (f"it runs on the {at.device.type}",)
+def of_device(asked: Asked, device: torch.device) -> tuple[str, ...]:
+    """What keeps kernels from a device, in words; the emulated ones read the memory of the CPU."""
+    if asked == "emulated":
+        return () if device.type == "cpu" else (f"the emulator runs on the CPU, the tensors are on {device.type}",)
+    if device.type != "cuda":
+        return ("no CUDA device",) if not torch.cuda.is_available() else (f"it runs on the {device.type}",)
     if torch.version.hip is not None:
         return ("this GPU has no CUDA",)
-    capability = experts_cuda.capability_of(at.device.index)
+    capability = experts_cuda.capability_of(device.index)
     if capability < experts_cuda.PORTABLE:
         return (f"this GPU has capability {capability / 10:.1f}, the kernels need 8.0",)
     return ()
 
 
-def of_no_cpu(at: Circumstances) -> tuple[str, ...]:
-    """The emulator reads the memory of the CPU."""
-    return () if at.device.type == "cpu" else (f"the emulator runs on the CPU, the tensors are on {at.device.type}",)
-
-
-def of_other_problems(at: Circumstances) -> tuple[str, ...]:
+def of_model(at: Circumstances) -> tuple[str, ...]:
     """What the kernels do not compute on any device, in words."""
     E, H, F = at.shape
     against = {

@@ -22,6 +22,7 @@ import smelt_budget
 from smelt_budget.errors import BadInput, SmeltError
 from smelt_budget.ledger import Ledger
 from smelt_budget.model.experts_choice import Asked as AskedExperts
+from smelt_budget.model.experts_choice import check_device
 from smelt_budget.solver import Gaps
 from smelt_budget.verify import precision
 from smelt_budget.verify.asked import ARMS, CACHE, FILE, Asked, Text, differences, read_asked
@@ -91,6 +92,7 @@ def begin(pair: Pair, options: Options, told: Told) -> tuple[Asked, Proxy]:
     """
     check_folder(options)
     device = device_asked(options.device)
+    check_device(options.experts, device)
     given: dict[str, Any] = {
         "recipe": options.recipe,
         "text": options.text,

@@ -165,7 +165,7 @@ def test_without_a_compiler_torch_computes_the_experts(no_nvcc, monkeypatch, cap
 
     from smelt_budget.errors import BadInput
 
-    monkeypatch.setattr(experts_choice, "of_no_gpu", lambda at: ())
+    monkeypatch.setattr(experts_choice, "of_device", lambda asked, device: ())
     at = experts_choice.Circumstances(torch.device("cuda"), torch.bfloat16, torch.float32, (8, 64, 32), False, False)
     choice = experts_choice.chosen("auto", at)
     assert choice.words == "torch (no nvcc, which compiles the expert kernels)"

@@ -31,7 +31,12 @@ SMALL = SHAPES["few"]
 def kernels(library, monkeypatch):
     """The kernels compute, whatever the rest of the suite was told."""
     monkeypatch.setenv("SMELT_EXPERTS", "emulated")
-    return library
+    caches = (experts_choice.decided, experts_cuda.capability_of)
+    for cache in caches:
+        cache.cache_clear()
+    yield library
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture(params=[80, 90], ids=["mma.sync", "wgmma"])
@@ -269,11 +274,11 @@ def at(device="cpu", rows=torch.bfloat16, matrices=torch.float32, shape=(64, 105
 def test_whatever_the_kernels_do_not_compute_has_a_reason(case, reason, gpu, monkeypatch):
     """auto takes torch and says why, all reasons in order; cuda and emulated are errors with the same words."""
     if gpu:
-        monkeypatch.setattr(experts_choice, "of_no_gpu", lambda at: ())
+        monkeypatch.setattr(experts_choice, "of_device", lambda asked, device: ())
     choice = experts_choice.chosen("auto", at(device="cuda" if gpu else "cpu", **case))
     assert choice.name == "torch"
     assert choice.reasons == ((reason,) if gpu else ("no CUDA device", reason))
-    for asked, words in (("emulated", reason), ("cuda", "no CUDA device")):
+    for asked, words in (("emulated", reason), ("cuda", reason if gpu else "no CUDA device")):
         with pytest.raises(BadInput, match=f"the {asked} experts were asked for, but {words}"):
             experts_choice.chosen(asked, at(**case))
 
@@ -293,18 +298,13 @@ def test_the_capability_picks_the_tier(capability, words, library, monkeypatch):
     """wgmma exists on 9.0 alone. The GPU is pretended; its library is the emulated one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
     monkeypatch.setattr(experts_choice, "load", lambda target: library)
-    for cached in (experts_choice.decided, experts_cuda.capability_of):
-        cached.cache_clear()
-    choice = experts_choice.chosen("auto", at(device="cuda:0"))
-    for cached in (experts_choice.decided, experts_cuda.capability_of):
-        cached.cache_clear()
-    assert choice.words == words
+    assert experts_choice.chosen("auto", at(device="cuda:0")).words == words
 
 
 def test_an_amd_gpu_is_no_cuda_device(monkeypatch):
     """torch calls it cuda all the same."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert experts_choice.decided.__wrapped__("auto", at(device="cuda:0")).words == "torch (this GPU has no CUDA)"
+    assert experts_choice.chosen("auto", at(device="cuda:0")).words == "torch (this GPU has no CUDA)"
 
 
 def test_the_environment_is_asked_where_no_option_was_given(monkeypatch):
