@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from smelt_budget.emit import folder, launch
+from smelt_budget.emit import folder, launch, megatron_bridge
 from smelt_budget.emit.megatron import MEGATRON
 from smelt_budget.emit.megatron_flags import arguments, engine, lines_of
 from smelt_budget.emit.target import ARMS, Job, lines
@@ -29,6 +29,8 @@ from smelt_budget.ledger import CONVENTIONS, Ledger, Setting
 from smelt_budget.model.initialise import deviation, initialise
 from smelt_budget.model.router import auxiliary_loss
 from smelt_budget.model.transformer import Transformer, execution_order
+from smelt_budget.spec.megatron_arguments import HARMLESS, UNLIKE
+from smelt_budget.spec.megatron_text import named
 from smelt_budget.spec.model import checked
 from smelt_budget.verify.pair import read_pair
 
@@ -553,6 +555,68 @@ def test_every_flag_is_known_and_kept(megatron, emitted, monkeypatch, name, bala
             if field and len(values) == 1 and hasattr(args, field):
                 kept = getattr(args, field)
                 assert kept in (*values, literal(*values), [literal(*values)]), flag
+
+
+READ = """
+add-qkv-bias disable-bias-linear ffn-hidden-size group-query-attention hidden-size kv-channels kv-lora-rank
+make-vocab-size-divisible-by max-position-embeddings moe-ffn-hidden-size moe-layer-freq
+moe-router-enable-expert-bias moe-router-group-topk moe-router-num-groups moe-router-pre-softmax
+moe-router-score-function moe-router-topk moe-router-topk-scaling-factor moe-shared-expert-gate
+moe-shared-expert-intermediate-size mtp-num-layers multi-latent-attention no-position-embedding norm-epsilon
+normalization num-attention-heads num-experts num-layers num-query-groups padded-vocab-size
+position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim rope-scaling-factor rope-type
+rotary-base rotary-interleaved rotary-percent rotary-scaling-factor rotary-seq-len-interpolation-factor
+softmax-type spec swiglu tensor-model-parallel-size untie-embeddings-and-output-weights use-rope-scaling
+use-rotary-position-embeddings v-head-dim vocab-size window-attn-skip-freq window-size
+"""
+REFUSED = """
+attention-output-gate bert-no-binary-head decoder-num-layers disable-mamba-mem-eff-path encoder-num-layers
+experimental-attention-variant heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path
+hybrid-layer-pattern hybrid-override-pattern is-hybrid-model linear-attention-freq linear-conv-kernel-dim
+linear-key-head-dim linear-num-key-heads linear-num-value-heads linear-value-head-dim logits-load-dir
+mamba-head-dim mamba-num-groups mamba-num-heads mamba-state-dim moe-latent-size moe-upcycling-granularity
+moe-use-upcycling mrope-section mtp-hybrid-override-pattern onnx-safe openai-gelu
+relative-attention-max-distance relative-attention-num-buckets sft squared-relu use-checkpoint-args
+use-mp-args-from-checkpoint-args vocab-extra-ids yaml-cfg
+"""
+"""Other architectures, or arguments that come from elsewhere; beside them every flag of the parts below."""
+OTHER_PARTS = ("biencoder", "vision", "rl")
+
+
+@needs_parser
+def test_every_flag_of_the_parser_is_known_to_the_reader():
+    """Read, harmless, another function, or refused: nothing of megatron-core 0.19's 800 flags is new to it."""
+    import argparse
+
+    from megatron.training.arguments import add_megatron_arguments
+
+    parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    kept, others = set(), set()
+    for group in parser._action_groups:
+        options = {named(o[2:]) for action in group._group_actions for o in action.option_strings if o[1] == "-"}
+        (others if group.title in OTHER_PARTS else kept).update(options)
+    kept = {name for name in kept if name != "help" and "dsa-" not in name}
+    read = set(map(named, READ.split()))
+    assert kept - HARMLESS - UNLIKE.keys() - read == set(REFUSED.split())
+    assert not others & (HARMLESS | UNLIKE.keys() | read)
+    assert not HARMLESS & (UNLIKE.keys() | read | set(REFUSED.split()))
+
+
+@needs_parser
+@pytest.mark.parametrize("name", PAIRS)
+def test_bridge_makes_the_same_configuration(megatron, emitted, monkeypatch, name):
+    """Every field that Bridge's providers share with TransformerConfig has the value that the flags give it."""
+    from megatron.training.argument_utils import gpt_config_from_args
+
+    pair = job(name)
+    emitted(pair)
+    for arm in ARMS:
+        config = gpt_config_from_args(parsed(all_words(pair, arm), monkeypatch))
+        given = megatron_bridge.model(pair, arm)
+        engine_s = {"transformer_impl", "moe_grouped_gemm", "moe_token_dispatcher_type"}
+        for field in given.keys() - engine_s - {"should_pad_vocab", "seq_length", "rope_scaling_factor"}:
+            value = tuple(given[field]) if field == "window_size" else given[field]
+            assert getattr(config, field) == value, field
 
 
 @needs_parser
