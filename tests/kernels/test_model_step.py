@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from smelt_budget.cli import app
 from smelt_budget.model import Transformer, initialise
+from smelt_budget.model.experts_choice import decided
 from smelt_budget.model.ffn import ask, choices
 from smelt_budget.spec.model import checked
 
@@ -35,7 +36,14 @@ FIELDS = {
 }
 TOLERANCE = 2e-2
 """Relative norm of a parameter's gradient. A residual stream in bf16 carries one rounding, 4e-3, through six layers."""
-pytestmark = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(autouse=True)
+def capability(library):
+    """Of the emulated GPU as each test says: what was decided for another is forgotten."""
+    decided.cache_clear()
+    yield
+    decided.cache_clear()
 
 
 def step(asked: str, checkpointing: bool = False) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -117,11 +125,8 @@ def test_two_ranks_that_shard_the_experts_give_the_gradients_of_one(tmp_path):
     assert not {name: d for name, d in far.items() if not d < TOLERANCE}
 
 
-# The commands
-
 TOY = {name: value for name, value in FIELDS.items() if name not in ("loop", "core")} | {"vocab_size": 257}
 SOLVE = "solve --heads sectioned --hidden-multiple 8 --head-multiple 4 --expert-multiple 8 --tolerance 0.3"
-VERIFY = "verify --size full --steps 2 --seeds 1 --rate-factors 1 --batch-size 2 --context 16"
 
 
 @pytest.fixture(scope="module")
@@ -129,16 +134,13 @@ def pair(tmp_path_factory):
     """A solved pair whose widths are multiples of 8, and a text."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "base.yaml").write_text("".join(f"{name}: {value}\n" for name, value in TOY.items()))
-    solved = command(f"{SOLVE} --baseline {folder}/base.yaml --out {folder}/smelt.yaml")
+    words = f"{SOLVE} --baseline {folder}/base.yaml --out {folder}/smelt.yaml".split()
+    solved = CliRunner().invoke(app, words)
     assert solved.exit_code == 0, solved.stderr
     (folder / "text").mkdir()
     for i in range(40):
         (folder / "text" / f"{i}.txt").write_text(f"document {i} says what document {i * i} says. " * 20)
     return folder
-
-
-def command(line: str):
-    return CliRunner().invoke(app, line.split())
 
 
 def test_a_run_is_begun_and_trains_on_the_kernels(pair):
@@ -166,39 +168,3 @@ def test_a_run_is_begun_and_trains_on_the_kernels(pair):
         losses.append(Trainer(job, recipe, asked.split(pair / "begun"), place).step()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)  # of 16 tokens
     assert losses[0] != losses[1]
-
-
-def test_verify_says_what_it_takes(pair):
-    """On stderr before, in the table and verify.json after; a resumed run keeps to it; generate and eval say theirs."""
-    line = f"{VERIFY} --data {pair}/text --out {pair}/torch {pair}/smelt.yaml"
-    done = command(f"{line} --experts torch")
-    assert done.exit_code == 0, done.stderr
-    assert "experts: torch (as asked)" in done.stderr
-    assert "experts: torch (as asked)" in done.stdout
-    experts = json.loads((pair / "torch" / "verify.json").read_text())["experts"]
-    choice = {"name": "torch", "tier": None, "words": "torch (as asked)", "reasons": ["as asked"]}
-    assert experts == {"baseline": [choice], "twin": [choice]}
-    refused = command(f"{line} --resume")
-    assert refused.exit_code == 2
-    assert "--experts: torch -> auto" in refused.stderr
-    said = command(f"generate {pair}/torch --tokens 2")
-    assert said.exit_code == 0, said.stderr
-    assert "experts: torch (no CUDA device)" in said.stderr
-    judged = command(f"eval {pair}/torch --rows 2")
-    assert judged.exit_code == 0, judged.stderr
-    assert "experts: torch (no CUDA device)" in judged.stdout
-
-
-def test_verify_says_why_there_is_no_kernel(pair):
-    """-v with every arm and every reason; --json with the same words; --experts cuda is an error with exit code 2."""
-    counted = f"verify --counts-only {pair}/smelt.yaml"
-    said = command(f"{counted} -v --dtype fp32")
-    reasons = "no CUDA device; the rows are float32, the kernels take bf16"
-    for arm in ("baseline", "twin"):
-        assert f"experts of {arm}: torch ({reasons})" in said.stdout
-    carried = json.loads(command(f"{counted} -v --json").stdout)["experts"]
-    assert [choice["reasons"] for of_arm in carried.values() for choice in of_arm] == [["no CUDA device"]] * 2
-    refused = command(f"verify --experts cuda --out {pair}/cuda {pair}/smelt.yaml --data {pair}/text")
-    assert refused.exit_code == 2
-    assert "error: the cuda experts were asked for, but no CUDA device" in refused.stderr
-    assert "fix: --experts auto" in refused.stderr
