@@ -56,11 +56,13 @@ def flags_of_text(text: str, origin: str) -> Flags:
     sets = {} if plain else assigned(text)
     pairs: list[tuple[str, list[str]]] = []
     for group in groups:
-        for i, word in enumerate(group):
+        open_flag = False
+        for word in group:
             if word.startswith("--") and word != "--":
                 name, equals, value = word[2:].partition("=")
                 pairs.append((named(name), [filled(value, sets)] if equals else []))
-            elif any(before.startswith("--") for before in group[:i]):
+                open_flag = True
+            elif open_flag:
                 pairs[-1][1].append(filled(word, sets))
     return once(pairs, origin)
 

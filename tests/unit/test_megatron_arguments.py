@@ -1,5 +1,6 @@
 """Megatron's arguments say which model; what is emitted reads back as what it was made from."""
 
+import contextlib
 import re
 
 import pytest
@@ -226,6 +227,17 @@ def test_published_models():
 def test_what_is_missing_or_unknown_is_refused_by_name(text, said):
     """Nothing is guessed, and no flag that could change a weight is skipped."""
     assert said in refused(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.text("()[]\"'\\$#=-\n ab1,*+{}", max_size=60), at=st.integers(0, 20))
+def test_any_text_is_read_or_refused(text, at):
+    """No text of this kind ends in anything but a spec or a refusal with words."""
+    lines_ = MOE.strip().splitlines()
+    lines_.insert(at, text)
+    for given_ in ("\n".join(lines_), f"ARGS=({MOE}\n--moe-layer-freq {text})", f"{MOE}--window-size {text}\n"):
+        with contextlib.suppress(BadInput):
+            read_text(given_)
 
 
 def test_padding_and_defaults_are_said():

@@ -118,6 +118,8 @@ def main() -> None:
     """Read the arguments, build the arm that --spec names, train."""
     sys.argv[1:] = expanded(sys.argv[1:])
     args = parse_and_validate_args()
+    if not args.spec or args.spec[0] != "smelt_layers":
+        raise SystemExit("--spec smelt_layers baseline|twin is missing: @baseline/arguments.txt or @twin/arguments.txt")
     if args.context_parallel_size > 1:
         raise SystemExit("pretrain.py does not cut sequences into pieces; use Megatron-LM's pretrain_gpt.py for that")
     if get_tokenizer().vocab_size > args.padded_vocab_size:
