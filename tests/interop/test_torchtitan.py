@@ -1,8 +1,8 @@
 """The package that `emit --to torchtitan` writes, run by the real torchtitan on a CPU.
 
-Right values: our ledger's counts, our initial deviations, and our model's logits with the same weights, which go over
-by torchtitan's own reader of Hugging Face names. torchtitan's experts always compute in bfloat16; where fp32 is compared
-their cast is taken out, and one test leaves it in.
+Right values: our ledger's counts, our initial deviations, and our model's logits with the same weights, which go
+over by torchtitan's own reader of Hugging Face names. torchtitan's experts always compute in bfloat16; where fp32 is
+compared their cast is taken out, and one test leaves it in.
 """
 
 import importlib
