@@ -21,6 +21,7 @@ from smelt_budget.flags import fraction, known_models, pins, setting_asked, shar
 from smelt_budget.ladder_command import ladder
 from smelt_budget.law_commands import app as law
 from smelt_budget.report.console import print_json, show
+from smelt_budget.report_command import report
 from smelt_budget.training_commands import INTERRUPTED, evaluate, generate, verify
 
 ConventionName = Literal["smelt", "megatron", "torchtitan", "full-square"]
@@ -331,3 +332,4 @@ app.command("generate")(generate)
 app.command("eval")(evaluate)
 app.add_typer(law, name="law")
 app.command("ladder")(ladder)
+app.command("report")(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,7 +77,7 @@ def ladder(
     from smelt_budget.emit import TARGETS
     from smelt_budget.emit.launch import Layout
     from smelt_budget.ladder.gpus import gpu as gpu_named
-    from smelt_budget.ladder.grid import PAPER, cells, read_grid
+    from smelt_budget.ladder.grid import PAPER, cells, read_grid, with_heads
     from smelt_budget.ladder.study import Means, planned
     from smelt_budget.report.console import print_json, show
     from smelt_budget.report.ladder import ladder_view
@@ -85,8 +86,8 @@ def ladder(
     layout = Layout(launch or "torchrun", nodes, gpus, tensor_parallel, expert_parallel, pipeline_parallel)
     means = Means(gpu_named(gpu, gpu_tflops, gpu_memory), mfu, layout, shard, recompute, micro_batch, price)
     origin = PAPER if grid is None else str(grid)
-    asked = read_grid(grid)
-    wanted = cells(asked, origin, heads, expert_parallel)
+    asked = with_heads(read_grid(grid), heads)
+    wanted = cells(asked, origin, expert_parallel)
     for note in dict.fromkeys(f"{cell.scale}: {note}" for cell in wanted for note in cell.notes):
         typer.echo(f"note: {note}", err=True)
     if out is not None:
@@ -95,7 +96,13 @@ def ladder(
     have = [cell for cell in wanted if cell.name in pairs]
     if not have:
         raise Infeasible("no cell has a twin", *missing)
-    result = planned(asked, origin, wanted, pairs, means)
+    flags = {
+        "heads": heads, "gpu": gpu, "gpu-tflops": gpu_tflops, "gpu-memory": gpu_memory, "mfu": mfu, "price": price,
+        "nodes": nodes, "gpus": gpus, "tensor-parallel": tensor_parallel, "expert-parallel": expert_parallel,
+        "pipeline-parallel": pipeline_parallel, "shard": shard, "recompute": recompute, "micro-batch": micro_batch,
+        "out": out, "to": to, "launch": launch,
+    }  # fmt: skip
+    result = planned(asked, origin, wanted, pairs, means) | {"command": command_line(grid, flags)}
     if out is not None:
         result = kept(result, out)
         if to is not None:
@@ -107,6 +114,19 @@ def ladder(
         show(ladder_view(result))
     if missing:
         raise Infeasible(f"{len(missing)} of {len(wanted)} cells have no twin", *missing)
+
+
+DEFAULTS = {
+    "gpu": "h100", "mfu": 0.4, "nodes": 1, "gpus": 8, "tensor-parallel": 1, "expert-parallel": 1,
+    "pipeline-parallel": 1, "shard": "full", "recompute": "none", "micro-batch": 1,
+}  # fmt: skip
+
+
+def command_line(grid: Path | None, flags: dict[str, Any]) -> str:
+    """What gives this plan again."""
+    given = {name: value for name, value in flags.items() if value != DEFAULTS.get(name)}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["smelt-budget", "ladder", *([] if grid is None else [str(grid)]), *words])
 
 
 def check_flags(mfu: float, out: Path | None, to: str | None, launch: str | None, targets: tuple[str, ...]) -> None:

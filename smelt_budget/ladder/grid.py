@@ -28,6 +28,7 @@ from smelt_budget.errors import BadInput
 from smelt_budget.ladder.horizons import Horizons
 from smelt_budget.ledger import CONVENTIONS
 from smelt_budget.solver import Lattice, Plan, Request, Tolerance
+from smelt_budget.solver.request import HeadsAsked
 from smelt_budget.spec import ModelSpec, Reading, builtin, read
 from smelt_budget.spec.blocks import Count, Frozen
 from smelt_budget.spec.model import checked, explained
@@ -45,7 +46,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class Solve(Frozen):
     """The flags of `solve`, for every cell."""
 
-    heads: Literal["auto", "uniform", "sectioned"] = "auto"
+    heads: HeadsAsked = "auto"
     policy: Literal["nearest", "at-most"] = "nearest"
     span: float | str = "1/2"
     """Share of the layers that loops: 0.5 or 1/3."""
@@ -143,6 +144,11 @@ def read_grid(path: Path | None) -> Grid:
     return grid.model_copy(update={"scales": {name: placed(one, beside) for name, one in grid.scales.items()}})
 
 
+def with_heads(grid: Grid, heads: HeadsAsked | None) -> Grid:
+    """The same grid, its heads as asked."""
+    return grid if heads is None else grid.model_copy(update={"solve": grid.solve.model_copy(update={"heads": heads})})
+
+
 def placed(described: dict[str, Any] | str, beside: Path) -> dict[str, Any] | str:
     """A scale's file is looked for beside the grid."""
     if isinstance(described, dict) or builtin.has(described):
@@ -150,13 +156,12 @@ def placed(described: dict[str, Any] | str, beside: Path) -> dict[str, Any] | st
     return str(beside / described)
 
 
-def cells(grid: Grid, origin: str, heads: str | None = None, experts_multiple: int = 1) -> list[Cell]:
+def cells(grid: Grid, origin: str, experts_multiple: int = 1) -> list[Cell]:
     """Every pair, scale by scale.
 
     Args:
         grid: as read.
         origin: what to call it.
-        heads: instead of the grid's.
         experts_multiple: the least step of expert counts, which expert-parallel ranks share.
 
     Raises:
@@ -167,7 +172,7 @@ def cells(grid: Grid, origin: str, heads: str | None = None, experts_multiple: i
         for label, fields, sparsity in levels(grid):
             name = scale if label is None else f"{scale}-{label}"
             reading = baseline(described, fields, f"{origin}: scales.{scale}")
-            asked = request(grid, reading.setting.get("attention_length"), sparsity, heads, experts_multiple)
+            asked = request(grid, reading.setting.get("attention_length"), sparsity, experts_multiple)
             found.append(Cell(name, scale, label, reading.spec, asked, reading.notes, reading.functions))
     twice = {cell.name for cell in found if sum(cell.name == other.name for other in found) > 1}
     if twice:
@@ -199,7 +204,7 @@ def baseline(described: dict[str, Any] | str, fields: dict[str, int], where: str
     return Reading(checked(described | start | fields, where), where)
 
 
-def request(grid: Grid, length: Any, sparsity: float | None, heads: str | None, experts_multiple: int) -> Request:
+def request(grid: Grid, length: Any, sparsity: float | None, experts_multiple: int) -> Request:
     """What is asked of the solver in one cell."""
     asked, own = grid.solve, grid.attention_length if grid.attention_length is not None else length
     step = asked.experts_multiple
@@ -207,7 +212,7 @@ def request(grid: Grid, length: Any, sparsity: float | None, heads: str | None, 
         step = step * experts_multiple
     return Request(
         plan=Plan(Fraction(str(asked.span)), asked.visits, asked.start, asked.layers),
-        heads=heads or asked.heads,  # pyright: ignore[reportArgumentType]
+        heads=asked.heads,
         policy=asked.policy,
         lattice=Lattice(asked.hidden_multiple, asked.head_multiple, asked.expert_multiple, step),
         tolerance=asked.tolerances(),

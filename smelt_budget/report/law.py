@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
 from smelt_budget.report.frame import plain_table
@@ -12,6 +13,12 @@ from smelt_budget.report.frame import plain_table
 
 def fit_view(result: dict[str, Any]) -> Group:
     """One table of coefficients, an arm a column, and how good the fits are."""
+    heading = Text(f"{result['equation']}, {result['origin']}")
+    return Group(heading, coefficient_table(result), *(Text(line) for line in fit_words(result)))
+
+
+def coefficient_table(result: dict[str, Any]) -> Table:
+    """Coefficients, misfit, what was fitted."""
     arms = result["arms"]
     table = plain_table("", *arms)
     names = next(iter(arms.values()))["coefficients"]
@@ -21,14 +28,17 @@ def fit_view(result: dict[str, Any]) -> Group:
     table.add_row("objective", *(f"{arm['objective']:.4g}" for arm in arms.values()))
     table.add_row("runs in cells", *(f"{arm['runs']} in {arm['cells']}" for arm in arms.values()))
     table.add_row("starts that agree", *(f"{arm['starts_agreeing']} of {arm['starts']}" for arm in arms.values()))
+    return table
+
+
+def fit_words(result: dict[str, Any]) -> list[str]:
+    """The window, how intervals came about, and what the runs cannot identify."""
+    arms, draws = result["arms"], result["asked"]["draws"]
     low, high = zip(*(arm["window"]["compute"] for arm in arms.values()), strict=True)
-    parts: list[Any] = [
-        Text(f"{result['equation']}, {result['origin']}"),
-        table,
-        Text(f"fitted window: {min(low):.2g} to {max(high):.2g} training FLOPs"),
+    said = [
+        f"fitted window: {min(low):.2g} to {max(high):.2g} training FLOPs",
+        f"95 % intervals of {draws} refits, whole cells drawn" if draws else "no refits: no intervals",
     ]
-    draws = result["asked"]["draws"]
-    parts.append(Text(f"95 % intervals of {draws} refits, whole cells drawn" if draws else "no refits: no intervals"))
     loose = [
         f"{name} of {arm}"
         for arm, one in arms.items()
@@ -36,10 +46,10 @@ def fit_view(result: dict[str, Any]) -> Group:
         if found["identified"] is False
     ]
     if loose:
-        parts.append(Text(f"not identified by these runs: {', '.join(loose)}; frontiers and gains may be all the same"))
+        said.append(f"not identified by these runs: {', '.join(loose)}; frontiers and gains may be all the same")
     if any(arm["cells"] == arm["runs"] for arm in arms.values()):
-        parts.append(Text("every run is a cell of its own: intervals know nothing of what runs of one cell share"))
-    return Group(*parts)
+        said.append("every run is a cell of its own: intervals know nothing of what runs of one cell share")
+    return said
 
 
 def coefficient(found: dict[str, Any]) -> str:
@@ -54,13 +64,18 @@ def coefficient(found: dict[str, Any]) -> str:
 
 
 def gain_view(origin: str, window: Any, rows: list[dict[str, Any]]) -> Group:
+    """The savings, and what they cannot bear."""
+    return Group(Text(f"Compute saved at equal loss, {origin}"), gain_table(rows), *said(window, rows))
+
+
+def gain_table(rows: list[dict[str, Any]]) -> Table:
     """A row a budget, a column a sparsity."""
     sparsities = list(dict.fromkeys(row["sparsity"] for row in rows))
     table = plain_table("training FLOPs", *(f"S {s:.4g}" for s in sparsities))
     for compute in dict.fromkeys(row["compute"] for row in rows):
         own = [row for row in rows if row["compute"] == compute]
         table.add_row(f"{compute:.3g}" + (" *" if own[0]["extrapolated"] else ""), *(percent(row) for row in own))
-    return Group(Text(f"Compute saved at equal loss, {origin}"), table, *said(window, rows))
+    return table
 
 
 def percent(row: dict[str, Any]) -> str:

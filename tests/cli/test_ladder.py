@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,6 +54,25 @@ def test_json_and_nothing_else(grid):
     data = json.loads(result.stdout)
     assert [cell["name"] for cell in data["cells"]] == ["one-S85", "one-S95"]
     assert data["totals"]["both"]["shared"]["cost"] == pytest.approx(2 * data["totals"]["both"]["shared"]["gpu_hours"])
+
+
+def test_the_command_in_the_result_gives_it_again(grid):
+    """Every flag that is not its default, and no other."""
+    first = json.loads(run(grid, "--heads", "sectioned", "--gpu-tflops", 500, "--shard", "none", "--json").stdout)
+    words = shlex.split(first["command"])
+    assert words == [
+        "smelt-budget",
+        "ladder",
+        str(grid),
+        "--heads",
+        "sectioned",
+        "--gpu-tflops",
+        "500.0",
+        "--shard",
+        "none",
+    ]
+    assert json.loads(run(*words[2:], "--json").stdout) == first
+    assert json.loads(run(grid, "--json").stdout)["command"] == f"smelt-budget ladder {grid}"
 
 
 def test_a_cell_is_what_solve_writes(out, tmp_path):

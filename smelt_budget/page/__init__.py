@@ -1,0 +1,1 @@
+"""What is shown to people who did not run it? Results as one self-contained HTML page, and as Markdown."""
