@@ -9,10 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import unescape
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+from typing import Any
 
 FEW_POINTS = 12
 """Rows of the table that stands for a plot where there is none."""
@@ -27,8 +24,8 @@ class Table:
     title: str = ""
 
     @classmethod
-    def of(cls, table: RichTable, title: str = "") -> Table:
-        """The terminal's table: a page shows the same cells."""
+    def of(cls, table: Any, title: str = "") -> Table:
+        """A table of rich: the page shows the cells that the terminal shows."""
         columns = [[plain(cell) for cell in column.cells] for column in table.columns]
         heads = tuple(plain(column.header) for column in table.columns)
         return cls(heads, tuple(zip(*columns, strict=True)), title)
