@@ -100,7 +100,7 @@ def config(spec: ModelSpec, training: Training, corrections: bool) -> dict[str, 
     if corrections:
         fields["router_correction_bias"] = True
         fields["group_scored_by"] = 2 if spec.router_correction_bias else 1
-    if spec.is_moe and training.balance != "none":
+    if spec.is_moe:
         fields["router_aux_loss_coef"] = training.auxiliary if training.balance == "aux" else 0.0
         fields["router_z_loss_coef"] = training.z
     return fields
@@ -186,6 +186,8 @@ def answer(feature: Feature, job: Job) -> Answer | None:
     if feature.key == "loop":
         slots = job.twin.effective_depth
         return Answer(f"{feature.asked}; {slots} layers executed, {slots} cache slots")
+    if feature.key == "balance.aux":
+        return Answer(f"{feature.asked}; each rank's own load")
     return Answer(TOLD.get(feature.key, feature.asked))
 
 

@@ -93,8 +93,9 @@ def place(folder: Path, arm: str, seed: int) -> Path:
     own = folder / arm / f"seed-{seed}"
     if (own / "spec.json").is_file():
         return own
-    if (folder / arm / "config.json").is_file() and any((folder / arm).glob("*.safetensors")):
-        return folder / arm
+    for emitted in (folder / f"run-{arm}", folder / arm):  # what train.py wrote, before what it began with
+        if (emitted / "config.json").is_file() and any(emitted.glob("*.safetensors")):
+            return emitted
     seeds = sorted(path.parent.name.removeprefix("seed-") for path in (folder / arm).glob("seed-*/spec.json"))
     raise BadInput(
         f"{folder} holds no trained {arm}" + (f" of seed {seed}" if seeds else ""),

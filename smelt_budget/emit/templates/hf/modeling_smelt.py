@@ -327,7 +327,8 @@ class SmeltRouter(nn.Module):
         self.bias = nn.Parameter(torch.zeros(experts)) if config.router_bias else None
         corrected = config.router_correction_bias
         self.register_buffer("e_score_correction_bias", torch.zeros(experts) if corrected else None)
-        self.register_buffer("load", torch.zeros(experts) if corrected else None, persistent=False)
+        self.load: Tensor | None = None
+        """Assignments since the corrections moved last; no buffer, for DDP would overwrite it with rank 0's."""
 
     def _apply(self, fn, recurse=True):
         """The correction stays in float32: in bfloat16 a step of 0.001 is lost beside 1."""
@@ -336,7 +337,6 @@ class SmeltRouter(nn.Module):
         after = self.e_score_correction_bias
         if after is not None and after.dtype != torch.float32:
             self.e_score_correction_bias = before.float().to(after.device)
-            self.load = self.load.float()
         return self
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -351,8 +351,8 @@ class SmeltRouter(nn.Module):
         if self.config.norm_topk_prob:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         if self.training and self.e_score_correction_bias is not None:
-            with torch.no_grad():
-                self.load += count(chosen, score.shape[-1], None)
+            new = count(chosen, score.shape[-1], None)
+            self.load = new if self.load is None else self.load + new
         return logits, chosen, weight * self.config.routed_scaling_factor
 
     def allowed(self, ranked_NE: Tensor) -> Tensor:
@@ -521,7 +521,7 @@ class SmeltPreTrainedModel(PreTrainedModel):
             init.normal_(module.down_proj, std=module.down_proj.shape[-1] ** -0.5 / depth)
         elif isinstance(module, SmeltRMSNorm | nn.LayerNorm):
             init.ones_(module.weight)
-        zero = ("bias", "sinks", "gate_up_proj_bias", "down_proj_bias", "e_score_correction_bias", "load")
+        zero = ("bias", "sinks", "gate_up_proj_bias", "down_proj_bias", "e_score_correction_bias")
         for name in zero:
             if isinstance(getattr(module, name, None), Tensor):
                 init.zeros_(getattr(module, name))
@@ -729,12 +729,13 @@ class SmeltForCausalLM(SmeltPreTrainedModel, GenerationMixin):
     def move_corrections(self, step: float) -> None:
         """Loss-free balancing (arXiv:2408.15664): after an optimiser step, against the load since the last call."""
         for router in self.modules():
-            if not isinstance(router, SmeltRouter) or router.e_score_correction_bias is None:
+            load = getattr(router, "load", None)
+            if load is None:
                 continue
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.all_reduce(router.load)
-            router.e_score_correction_bias += step * (router.load.mean() - router.load).sign()
-            router.load.zero_()
+                torch.distributed.all_reduce(load)
+            router.e_score_correction_bias += step * (load.mean() - load).sign()
+            router.load = None
 
     def floating_point_ops(self, input_dict: dict, exclude_embeddings: bool = True) -> int:
         """Of a training step: 6 a token for each weight it meets, on each visit; attention scores are left out."""

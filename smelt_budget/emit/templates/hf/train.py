@@ -131,6 +131,7 @@ def main() -> None:
         "gradient_checkpointing": asked.checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "ddp_find_unused_parameters": model.config.early_exit_gate,
+        "ddp_broadcast_buffers": False,
         "logging_steps": 10,
         "save_steps": 1000,
         "report_to": "none",
