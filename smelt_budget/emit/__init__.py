@@ -5,12 +5,13 @@ from __future__ import annotations
 from smelt_budget.emit.hf import HF
 from smelt_budget.emit.megatron import MEGATRON
 from smelt_budget.emit.megatron_bridge import MEGATRON_BRIDGE
+from smelt_budget.emit.olmo_core import OLMO_CORE
 from smelt_budget.emit.plain import JSON, YAML
 from smelt_budget.emit.target import Target
 from smelt_budget.emit.torchtitan import TORCHTITAN
 from smelt_budget.emit.unrolled import HF_UNROLLED
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in (HF, HF_UNROLLED, MEGATRON, MEGATRON_BRIDGE, TORCHTITAN, YAML, JSON)
+    target.name: target for target in (HF, HF_UNROLLED, MEGATRON, MEGATRON_BRIDGE, TORCHTITAN, OLMO_CORE, YAML, JSON)
 }
 """By the name that --to takes."""

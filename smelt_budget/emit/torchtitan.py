@@ -7,11 +7,10 @@ visits, the residual scale and initial deviations by fan-in, which the package's
 from __future__ import annotations
 
 import json
-import keyword
-import sys
 from typing import Any
 
 from smelt_budget.emit.features import Feature
+from smelt_budget.emit.importable import taken
 from smelt_budget.emit.launch import Arm
 from smelt_budget.emit.target import ARMS, Answer, Content, Emission, Job, Target
 from smelt_budget.emit.template import text
@@ -25,7 +24,7 @@ OCCUPIED = frozenset({
     "transformers_modeling_backend", "alphabet_sort", "search_r1",  # of torchtitan: --module finds these first
     "torch", "torchtitan", "torchdata", "datasets", "spmd_types", "tyro", "triton", "numpy",
 })
-"""Beside Python's own modules, what the package may not be called."""
+"""What the package may not be called."""
 HELD = frozenset({
     "loop", "residual_scale", "core", "vocab_size", "init", "schedule", "dense", "qk_norm", "balance.bias",
     "balance.none", "tie_word_embeddings", "attention_bias", "attention_output_bias", "sliding_window",
@@ -112,8 +111,7 @@ def emit(job: Job) -> Emission:
 
 def check(job: Job) -> None:
     """Names that cannot be imported, widths that cannot be computed."""
-    taken = keyword.iskeyword(job.name) or job.name in sys.stdlib_module_names or job.name in OCCUPIED
-    problems = [f"{job.name!r} is the name of another module; fix: --name"] if taken else []
+    problems = taken(job.name, OCCUPIED)
     for arm in ARMS:
         problems += [f"{arm}: {problem}" for problem in misfits(job.spec(arm), job)]
     if problems:
@@ -254,7 +252,7 @@ TORCHTITAN = Target(
     name="torchtitan",
     title="torchtitan: an importable package",
     tested="torchtitan 0.3.0 with torch 2.13",
-    needs="torchtitan, torch, triton",
+    needs="torchtitan, triton, torch 2.14 (its trainer does not run on 2.13)",
     emit=emit,
     answer=answer,
     parallel=frozenset({"data", "tensor", "expert"}),

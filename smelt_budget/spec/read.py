@@ -1,7 +1,8 @@
 """Where does a model come from? A file, a directory with a config.json, a built-in name, or `-`; to one spec.
 
 A mapping with `model_type` is a Hugging Face config and is read by its family; words with `--num-layers`, and their
-YAML forms, are Megatron's arguments; any other mapping is own YAML, whose keys are the fields of `ModelSpec`.
+YAML forms, are Megatron's arguments; one with `d_model` and `n_layers` is OLMo-core's. Any other mapping is own YAML,
+whose keys are the fields of `ModelSpec`.
 `smelt.yaml#twin` is one arm of a solved pair.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt_budget.errors import BadInput
-from smelt_budget.spec import builtin, megatron_arguments
+from smelt_budget.spec import builtin, megatron_arguments, olmo_core
 from smelt_budget.spec.config import Config
 from smelt_budget.spec.families import FAMILIES, REFUSED
 from smelt_budget.spec.functions import SILU
@@ -124,9 +125,12 @@ def read_arguments(flags: megatron_arguments.Flags, origin: str) -> Reading:
 
 
 def read_mapping(data: dict[str, Any], origin: str) -> Reading:
-    """A mapping read by its family, as Megatron's arguments, or as own YAML."""
+    """A mapping read by its family, as Megatron's arguments, as OLMo-core's config, or as own YAML."""
     if megatron_arguments.is_yaml_of_arguments(data):
         return read_arguments(megatron_arguments.flags_of_yaml(data), origin)
+    if olmo_core.recognised(data):
+        found = olmo_core.spec_of(data, origin)
+        return Reading(found.spec, origin, found.notes, found.harmless, found.functions)
     notes: list[str] = []
     data = opened(data, origin, notes)
     if data.get("multi_latent_attention") is False:  # leftovers of a switched-off kind (THUDM/slime PR 1980)

@@ -436,14 +436,13 @@ def trained(job, model, batches):
 SHARES = (0.5, 1.0, 1.0, 0.5)
 """Four steps, two of warmup, two of decay."""
 SPLIT = {
-    "gated shared expert, biased": ["--parallelism.tensor_parallel_degree", "2"],
     "sections": ["--parallelism.expert_parallel_degree", "2"],
 }
 
 
 @pytest.mark.parametrize("case", SPLIT)
 def test_two_ranks_train_as_our_model_does(written, tmp_path, case):
-    """torchtitan's own trainer on two ranks, FSDP and expert parallel or tensor parallel, against our model and AdamW.
+    """torchtitan's own trainer on two ranks, FSDP and expert parallel, against our model and AdamW.
 
     Losses of every step, and what four steps changed: within 0.2 % of its norm, for Adam divides small gradients by
     their own size.
