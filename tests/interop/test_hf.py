@@ -1,7 +1,7 @@
 """What `emit --to hf` writes is loaded by transformers and computes what our model computes.
 
 The right values are those of smelt_budget.model with the same weights, the ledger's counts and initialise.py's
-deviations. fp32 on a CPU; TOLERANCE is relative to the largest value, measured at most 2e-6.
+deviations. fp32 on a CPU; TOLERANCE is relative to the largest value, measured at most 4e-6.
 """
 
 import json
@@ -38,7 +38,7 @@ CASES, looped, pair_of, job_of, emitted, run_of, ids_of, apart = (
     KIT[name] for name in ("CASES", "looped", "pair_of", "job_of", "emitted", "run_of", "ids_of", "apart")
 )
 HELD = [case for case in CASES if case[0] != "windows of 1"]
-TOLERANCE = 5e-6
+TOLERANCE = 1e-5
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smelt.yaml"
 TOY = {
     "hidden_size": 64,
@@ -170,6 +170,34 @@ def test_padding_on_the_left_changes_nothing(toy):
     both = model.generate(padded, attention_mask=mask, **how)
     assert torch.equal(both[1, 12:], model.generate(ids[1:, 5:], **how)[0, 7:])
     assert torch.equal(both[0, 12:], model.generate(ids[:1], **how)[0, 12:])
+
+
+def test_other_caches_and_beams(toy):
+    """A cache made without the config grows as it goes; beams reorder every slot; the bare model has no head."""
+    from transformers import AutoModel, DynamicCache
+
+    ours, place = toy
+    model, ids = read(place), ids_of(512, 12)
+    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, use_cache=False, **how)
+    name = "cache" if "cache" in model(ids[:, :1], use_cache=True) else "past_key_values"
+    cache = DynamicCache()
+    assert torch.equal(model.generate(ids, **{name: cache}, **how), plain)
+    assert len(cache.layers) == ours.spec.effective_depth
+    beams = model.generate(ids, num_beams=3, use_cache=False, **how)
+    assert torch.equal(model.generate(ids, num_beams=3, **how), beams)
+    bare = AutoModel.from_pretrained(place, trust_remote_code=True)
+    assert apart(bare(ids).last_hidden_state @ model.lm_head.weight.T, model(ids).logits) < TOLERANCE
+
+
+def test_packed_documents_see_themselves_only(toy):
+    """Positions that begin again mean another document, as transformers has it without a cache."""
+    ours, place = toy
+    ids, lengths = ids_of(512, 19), (7, 4, 8)
+    document = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).expand(2, -1)
+    positions = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
+    want = ours(ids, document_BT=document).logits
+    assert apart(read(place)(ids, position_ids=positions, use_cache=False).logits, want) < TOLERANCE
 
 
 def test_saved_and_read_again_nothing_differs(toy, tmp_path):

@@ -26,7 +26,7 @@ KIT = runpy.run_path(str(Path(__file__).with_name("emitted_models.py")))
 run_of, job_of, emitted, ids_of, apart, wide = (
     KIT[name] for name in ("run_of", "job_of", "emitted", "ids_of", "apart", "wide")
 )
-TOLERANCE = 5e-6
+TOLERANCE = 1e-5
 TOY = {
     "hidden_size": 64,
     "num_hidden_layers": 6,
