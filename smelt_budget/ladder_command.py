@@ -82,7 +82,7 @@ def ladder(
     from smelt_budget.report.console import print_json, show
     from smelt_budget.report.ladder import ladder_view
 
-    check_flags(mfu, out, to, launch, tuple(TARGETS))
+    check_flags(mfu, price, out, to, launch, tuple(TARGETS))
     layout = Layout(launch or "torchrun", nodes, gpus, tensor_parallel, expert_parallel, pipeline_parallel)
     means = Means(gpu_named(gpu, gpu_tflops, gpu_memory), mfu, layout, shard, recompute, micro_batch, price)
     origin = PAPER if grid is None else str(grid)
@@ -90,9 +90,8 @@ def ladder(
     wanted = cells(asked, origin, expert_parallel)
     for note in dict.fromkeys(f"{cell.scale}: {note}" for cell in wanted for note in cell.notes):
         typer.echo(f"note: {note}", err=True)
-    if out is not None:
-        begun(asked, wanted, out, force)
-    pairs, fresh, missing = found(wanted, out, force)
+    before = {} if out is None else begun(asked, wanted, out, force)
+    pairs, fresh, missing = found(wanted, before, out)
     have = [cell for cell in wanted if cell.name in pairs]
     if not have:
         raise Infeasible("no cell has a twin", *missing)
@@ -129,10 +128,14 @@ def command_line(grid: Path | None, flags: dict[str, Any]) -> str:
     return shlex.join(["smelt-budget", "ladder", *([] if grid is None else [str(grid)]), *words])
 
 
-def check_flags(mfu: float, out: Path | None, to: str | None, launch: str | None, targets: tuple[str, ...]) -> None:
+def check_flags(
+    mfu: float, price: float | None, out: Path | None, to: str | None, launch: str | None, targets: tuple[str, ...]
+) -> None:
     """What does not go together."""
     if not 0 < mfu <= 1:
         raise BadInput(f"--mfu {mfu:g} is not above 0 and at most 1", "fix: --mfu 0.4, or 40%")
+    if price is not None and not 0 <= price < float("inf"):
+        raise BadInput(f"--price {price} is not a price", "fix: --price 2.50")
     if to is not None and to not in targets:
         raise BadInput(f"there is no target {to!r:.60}", f"fix: one of {', '.join(targets)}")
     if to is not None and out is None:
@@ -141,27 +144,27 @@ def check_flags(mfu: float, out: Path | None, to: str | None, launch: str | None
         raise BadInput("--launch goes with --to", "fix: --to megatron --launch slurm --out DIR")
 
 
-def begun(asked: Any, wanted: Any, out: Path, force: bool) -> None:
-    """The folder and the grid in it, which says that the folder is ours."""
+def begun(asked: Any, wanted: Any, out: Path, force: bool) -> dict[str, Any]:
+    """The folder, and the grid in it, which says that the folder is ours; pairs that need no solving."""
     from smelt_budget.ladder import folder
     from smelt_budget.spec.text import as_yaml, parse, read_text
 
     folder.begin(out, wanted, force)
+    pairs = folder.earlier(out, wanted, force)
     place, fields = out / folder.GRID, asked.model_dump(exclude_none=True)
     if not place.is_file() or parse(read_text(str(place)), str(place)) != fields:
         put(place, as_yaml(fields, "The grid of this ladder, defaults written out."))
+    return pairs
 
 
-def found(wanted: Any, out: Path | None, force: bool) -> tuple[dict[str, Any], set[str], list[str]]:
+def found(wanted: Any, before: dict[str, Any], out: Path | None) -> tuple[dict[str, Any], set[str], list[str]]:
     """Every pair by name, those kept and those solved now; names of the latter; and why others have none."""
     import smelt_budget
     from smelt_budget.ladder import folder
     from smelt_budget.ladder.solved import solved
     from smelt_budget.report.progress import SlowWork
 
-    pairs: dict[str, Any] = {}
-    if out is not None:
-        pairs = folder.earlier(out, wanted, force)
+    pairs = dict(before)
     todo, fresh, missing = [cell for cell in wanted if cell.name not in pairs], set[str](), list[str]()
     heading = f"A compute-matched pair by smelt-budget {smelt_budget.__version__}, from a ladder"
     try:

@@ -69,7 +69,7 @@ def planned(grid: Grid, origin: str, cells: Sequence[Cell], pairs: Mapping[str, 
     Raises:
         BadInput: the layout does not divide some arm; named.
     """
-    check_layout(grid, cells, pairs, means.layout)
+    check_layout(grid, cells, pairs, means)
     found = [planned_cell(grid, cell, pairs[cell.name], means) for cell in cells if cell.name in pairs]
     lengths = grid.horizons.as_dict()
     return {
@@ -85,9 +85,12 @@ def planned(grid: Grid, origin: str, cells: Sequence[Cell], pairs: Mapping[str, 
     }
 
 
-def check_layout(grid: Grid, cells: Sequence[Cell], pairs: Mapping[str, Data], layout: Layout) -> None:
-    """Every arm of every cell has to divide."""
-    problems = []
+def check_layout(grid: Grid, cells: Sequence[Cell], pairs: Mapping[str, Data], means: Means) -> None:
+    """Every arm of every cell has to divide, and a step into micro-batches."""
+    problems, layout, batch = list[str](), means.layout, grid.horizons.batch_sequences
+    if means.micro_batch > 1 and layout.data and batch % (layout.data * means.micro_batch):
+        ways = f"{layout.data} data-parallel ranks x micro-batch {means.micro_batch}"
+        problems.append(f"{batch} sequences of a step do not divide by {ways}")
     for cell in cells:
         if cell.name not in pairs:
             continue

@@ -232,6 +232,10 @@ def test_a_cell_without_a_twin_does_not_stop_the_others(grid, tmp_path):
         (["--launch", "slurm"], "--launch goes with --to"),
         (["--to", "deepspeed", "--out", "x"], "there is no target"),
         (["--gpu", "tpu"], "there is no GPU"),
+        (["--price", "inf"], "--price inf"),
+        (["--micro-batch", "3"], "256 sequences of a step do not divide by 8 data-parallel ranks x micro-batch 3"),
+        (["--tensor-parallel", "16"], "8 GPUs do not divide by tensor 16"),
+        (["--pipeline-parallel", "8"], "8 pipeline stages, and the core in one leaves"),
         (["no-such.yaml"], "there is no file"),
     ],
 )
