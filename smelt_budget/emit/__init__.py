@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from smelt_budget.emit.axolotl import AXOLOTL
 from smelt_budget.emit.hf import HF
+from smelt_budget.emit.llama_factory import LLAMA_FACTORY
+from smelt_budget.emit.maxtext import MAXTEXT
 from smelt_budget.emit.megatron import MEGATRON
 from smelt_budget.emit.megatron_bridge import MEGATRON_BRIDGE
 from smelt_budget.emit.olmo_core import OLMO_CORE
@@ -11,7 +14,18 @@ from smelt_budget.emit.target import Target
 from smelt_budget.emit.torchtitan import TORCHTITAN
 from smelt_budget.emit.unrolled import HF_UNROLLED
 
-TARGETS: dict[str, Target] = {
-    target.name: target for target in (HF, HF_UNROLLED, MEGATRON, MEGATRON_BRIDGE, TORCHTITAN, OLMO_CORE, YAML, JSON)
-}
+ALL = (
+    HF,
+    HF_UNROLLED,
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    TORCHTITAN,
+    OLMO_CORE,
+    MAXTEXT,
+    LLAMA_FACTORY,
+    AXOLOTL,
+    YAML,
+    JSON,
+)
+TARGETS: dict[str, Target] = {target.name: target for target in ALL}
 """By the name that --to takes."""
