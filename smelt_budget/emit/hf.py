@@ -13,7 +13,7 @@ from smelt_budget.emit.features import Feature
 from smelt_budget.emit.target import ARMS, Answer, Content, Emission, Job, Target
 from smelt_budget.emit.template import text
 from smelt_budget.emit.training import Training
-from smelt_budget.emit.weights import contents, corrected, has_corrections, of_run, source
+from smelt_budget.emit.weights import RANDOM, contents, corrected, has_corrections, of_run, source
 from smelt_budget.errors import BadInput
 from smelt_budget.spec import ModelSpec
 from smelt_budget.spec.runs import layer_kinds
@@ -69,6 +69,17 @@ SAME = (
 )
 ALWAYS = ("tie_word_embeddings", "qk_norm", "norm_topk_prob", "rms_norm_eps")
 """Written although they are what they would be: other readers have other defaults."""
+
+NOTES = (
+    "load with trust_remote_code=True; put your tokenizer's files into both directories",
+    "train.py takes a file of token ids (tokens.bin, or --data)",
+    "the loss counts balancing by visit while training; in eval mode it is the plain cross-entropy",
+)
+TOLD = {
+    "init": "the same, drawn by _init_weights",
+    "schedule": "the same, by train.py",
+    "balance.bias": "the same, moved by train.py",
+}
 
 
 def config(spec: ModelSpec, training: Training, corrections: bool) -> dict[str, Any]:
@@ -137,14 +148,6 @@ def files(job: Job) -> Emission:
     return Emission(made, {arm: ("train.py", arm) for arm in ARMS}, (*notes, *NOTES))
 
 
-RANDOM = "random"
-NOTES = (
-    "load with trust_remote_code=True; put your tokenizer's files into both directories",
-    "train.py takes a file of token ids (tokens.bin, or --data)",
-    "the loss counts balancing by visit while training; in eval mode it is the plain cross-entropy",
-)
-
-
 def recipe(job: Job) -> dict[str, Any]:
     """`train.json`."""
     t = job.training
@@ -168,13 +171,6 @@ def check(arm: str, spec: ModelSpec) -> None:
         raise BadInput(f"{arm}: {turning} elements of each head rotate, and rotation takes pairs")
     if spec.lm_head_bias and spec.logits_scaling != 1:
         raise BadInput(f"{arm}: logits_scaling together with lm_head_bias is not defined")
-
-
-TOLD = {
-    "init": "the same, drawn by _init_weights",
-    "schedule": "the same, by train.py",
-    "balance.bias": "the same, moved by train.py",
-}
 
 
 def answer(feature: Feature, job: Job) -> Answer | None:

@@ -17,6 +17,7 @@ from smelt_budget.emit.features import Feature
 from smelt_budget.emit.hf import rope
 from smelt_budget.emit.target import ARMS, Answer, Content, Emission, Job, Target
 from smelt_budget.emit.weights import (
+    RANDOM,
     Tensors,
     Unit,
     contents,
@@ -114,7 +115,7 @@ def files(job: Job) -> Emission:
         made[f"{arm}/config.json"] = json.dumps(config(spec, job.training.context), indent=2) + "\n"
         made[f"{arm}/generation_config.json"] = json.dumps({"do_sample": False, "use_cache": True}, indent=2) + "\n"
         units = [] if job.weights is None else source(job, arm)
-        if job.weights != "random" and has_corrections(units):
+        if job.weights != RANDOM and has_corrections(units):
             raise BadInput(f"{arm}: its routers were balanced by corrections, which {family(spec)} has not")
         if units:
             units = [copy for unit in units if not has_corrections([unit]) for copy in copies(spec, unit)]
@@ -232,7 +233,7 @@ def answer(feature: Feature, job: Job) -> Answer | None:
         "residual_scale": Answer("folded into o_proj and down_proj", "otherwise"),
         "residual_multiplier": Answer("folded into o_proj and down_proj", "otherwise"),
         "vocab_size": asked,
-        "init": asked if job.weights == "random" else Answer("not of a plain config", "dropped"),
+        "init": asked if job.weights == RANDOM else Answer("not of a plain config", "dropped"),
         "qk_norm": None if spec.qk_norm == "full" else Answer(f"{feature.asked}, as {plain} has it"),
         "tie_word_embeddings": asked,
         "attention_bias": asked if same_bias else None,

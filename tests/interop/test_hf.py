@@ -132,6 +132,17 @@ def test_a_window_of_one_position_is_refused():
         lines(TARGETS["hf"], job_of(looped("windows of 1", "sectioned")))
 
 
+@pytest.mark.parametrize(
+    "more", [{"partial_rotary_factor": 0.1}, {"head_dim": 31}, {"lm_head_bias": True, "logits_scaling": 2.0}]
+)
+def test_what_cannot_be_computed_is_refused(more):
+    """By our model and, without loading torch, by the target."""
+    with pytest.raises(BadInput):
+        Transformer(checked(TOY | more))
+    with pytest.raises(BadInput, match="baseline"):
+        TARGETS["hf"].emit(job_of(TOY | more))
+
+
 def test_every_field_of_a_spec_is_emitted():
     """By its own name, or by one of those that `config` and `rope` make."""
     others = {"layer_types", "rope_theta", "rope_scaling", "partial_rotary_factor", "loop", "core"}
