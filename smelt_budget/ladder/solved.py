@@ -38,20 +38,22 @@ def solved(wanted: Sequence[Cell], heading: str) -> Iterator[Outcome]:
         done += 1
         if (time.monotonic() - began) / done * (len(jobs) - done) > WORTH and usable_cores() > 1:
             break
-    if done < len(jobs):
-        workers = min(len(jobs) - done, usable_cores())
-        with multiprocessing.get_context("spawn").Pool(workers, deaf) as pool:
+    if done == len(jobs):
+        return
+    # A Ctrl-C goes to every process of a terminal, and one that comes while they start leaves them half made: it is
+    # held back until they stand, and they, who inherit that, never hear it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with multiprocessing.get_context("spawn").Pool(min(len(jobs) - done, usable_cores())) as pool:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield from pool.imap_unordered(one, jobs[done:])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def usable_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def deaf() -> None:
-    """Ctrl-C goes to every process of a terminal; only the first one answers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def one(job: tuple[Cell, str]) -> Outcome:

@@ -246,18 +246,22 @@ def test_flags_that_do_not_go_together(arguments, said):
     assert said in result.stderr
 
 
-def test_stopped_by_ctrl_c_it_goes_on(tmp_path):
-    """Exit 130; every cell that stands is whole, and the same command ends with all of them."""
+@pytest.mark.parametrize("later", [0.0, 1.0])
+def test_stopped_by_ctrl_c_it_goes_on(later, tmp_path):
+    """Exit 130, as a terminal stops it, while processes start or work; what stands is whole, and is not made again."""
     grid = tmp_path / "many.yaml"
     experts = ", ".join(f"E{count}: {count}" for count in range(64, 464, 8))
     many = "name: many\nscales: {one: smelt-200m-s95}\nsolve: {head_multiple: 2}\n"
     grid.write_text(f"{many}experts: {{{experts}}}\n", encoding="utf-8")
     command = [sys.executable, "-m", "smelt_budget", "ladder", str(grid), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     started = time.monotonic()
     while not list((tmp_path / "out").glob("*/smelt.yaml")) and time.monotonic() - started < 120:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    time.sleep(later)
+    os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "the same command goes on" in said
