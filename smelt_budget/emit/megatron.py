@@ -52,7 +52,7 @@ def emit(job: Job) -> Emission:
         "transformer_engine.txt": lines_of(engine("transformer_engine", job)),
     }
     notes = NOTES
-    if job.twin.kv_lora_rank is None:
+    if job.twin.kv_lora_rank is None and (job.layout is None or job.layout.tensor == 1):
         files["local.txt"] = lines_of(engine("local", job))
         notes += ("without Transformer Engine: @local.txt in place of @transformer_engine.txt",)
     train: dict[Arm, tuple[str, ...]] = {

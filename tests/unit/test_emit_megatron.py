@@ -155,6 +155,7 @@ def test_a_layout_is_written_down():
     assert flags["--expert-model-parallel-size"] == ["4"]
     assert flags["--expert-tensor-parallel-size"] == ["1"]
     assert "--sequence-parallel" in flags
+    assert "local.txt" not in made.files  # Megatron's own norms have no sequence parallelism
     assert made.train["twin"] == ("pretrain.py", "@twin/arguments.txt", "@transformer_engine.txt")
 
 

@@ -13,6 +13,7 @@ TFLOP/s count a looped layer once.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import sys
 from functools import partial
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import smelt_layers
 import torch
+from megatron.core.datasets import utils as dataset_utils
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.enums import ModelType
@@ -117,6 +119,10 @@ def meter(plain: Any, arm: smelt_layers.Arm) -> Any:
 def main() -> None:
     """Read the arguments, build the arm that --spec names, train."""
     sys.argv[1:] = expanded(sys.argv[1:])
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
+        dataset_utils.compile_helpers = lambda: (
+            None
+        )  # the wheel has them, and no makefile, at which Megatron would stop
     args = parse_and_validate_args()
     if not args.spec or args.spec[0] != "smelt_layers":
         raise SystemExit("--spec smelt_layers baseline|twin is missing: @baseline/arguments.txt or @twin/arguments.txt")
