@@ -186,11 +186,13 @@ class Looped(MoETransformer):
 
 
 def draw_ffn(ffn: FeedForward | None, back: float, generator: torch.Generator) -> None:
-    """Gate, down and up; there may be no shared expert."""
-    if ffn is not None:
-        draw(ffn.w1.weight, ffn.w1.in_features**-0.5, generator)
-        draw(ffn.w2.weight, back * ffn.w2.in_features**-0.5, generator)
-        draw(ffn.w3.weight, ffn.w3.in_features**-0.5, generator)
+    """Gate, down and up; OLMo-core itself leaves a shared expert as torch made it. There may be none."""
+    if ffn is None:
+        return
+    for matrix, factor in ((ffn.w1, 1.0), (ffn.w2, back), (ffn.w3, 1.0)):
+        draw(matrix.weight, factor * matrix.in_features**-0.5, generator)
+        if matrix.bias is not None:
+            matrix.bias.zero_()
 
 
 def draw(weight: nn.Parameter, std: float, generator: torch.Generator) -> None:
