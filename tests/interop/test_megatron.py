@@ -10,8 +10,11 @@ import importlib
 import importlib.util
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -136,6 +139,10 @@ def megatron():
     patched.setattr(CudaRNGStatesTracker, "fork", lambda *_args: contextlib.nullcontext())  # there is no dropout
     if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 asks for it by a name it does not define
         patched.setattr(moe_utils, "te_general_gemm", None, raising=False)
+    if importlib.util.find_spec("megatron.training") is not None:  # help texts, from the sources: half a second each
+        from megatron.training.argument_utils import ArgumentGroupFactory
+
+        patched.setattr(ArgumentGroupFactory, "_get_field_docstrings", lambda _self, _kind: {})
     for key, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
         patched.setenv(key, value)
     store = torch.distributed.HashStore()
@@ -499,6 +506,69 @@ def test_weights_start_as_ours(megatron, emitted, attends, monkeypatch, name):
             continue
         assert abs(weight.std() / std.flatten()[0] - 1) < 6 / math.sqrt(2 * weight.numel()), name
         assert abs(weight.mean()) < 6 * std.flatten()[0] / math.sqrt(weight.numel()), name
+
+
+RANKS = """
+import contextlib, json, sys
+from types import SimpleNamespace
+import torch
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+from megatron.training.argument_utils import gpt_config_from_args
+from megatron.training.arguments import parse_args, validate_args
+
+torch.cuda.current_device = lambda: "cpu"
+torch.cuda.get_device_properties = lambda *_args: SimpleNamespace(major=9)
+CudaRNGStatesTracker.fork = lambda *_args: contextlib.nullcontext()
+sys.argv = ["pretrain.py", *open("words").read().split()]
+args = parse_args()
+args.bf16 = False
+with contextlib.redirect_stdout(None):
+    validate_args(args, {})
+torch.distributed.init_process_group("gloo")
+parallel_state.initialize_model_parallel(2, 1, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+torch.manual_seed(parallel_state.get_tensor_model_parallel_rank())
+config = gpt_config_from_args(args)
+model = config.get_builder_cls()(config).build_model(ProcessGroupCollection.use_mpu_process_groups())
+found = {name: (list(weight.shape), weight.std().item()) for name, weight in model.named_parameters()}
+with open(f"found{torch.distributed.get_rank()}", "w") as file:
+    json.dump(found, file)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megatron.training") is None, reason="needs megatron.training")
+def test_shards_start_as_the_whole_does(emitted):
+    """Two tensor ranks: the rows of what leads back are split, and half the fan-in is not taken for all of it.
+
+    Experts are whole and shared out, so the two widths are split differently in one layer.
+    """
+    pair = job("shared, first dense", layout=launch.Layout("local", gpus=2, tensor=2, expert=2))
+    pair = replace(pair, **{arm: pair.spec(arm).replace(vocab_size=516) for arm in ARMS})
+    emitted(pair)
+    words = [word for word in all_words(pair, "twin") if word != "--sequence-parallel"]  # torch's norms have none
+    Path("words").write_text(" ".join(words))
+    Path("ranks.py").write_text(RANKS)
+    paths = os.pathsep.join([str(Path.cwd()), *sys.path])
+    env = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "ranks.py"]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    back = (2 * pair.twin.effective_depth) ** -0.5
+    for rank in range(2):
+        found = json.loads(Path(f"found{rank}").read_text())
+        for name, shape, std in (
+            ("self_attention.linear_proj.weight", [64, 48], back * 96**-0.5),
+            ("mlp.experts.local_experts.0.linear_fc2.weight", [64, 40], back * 40**-0.5),
+            ("mlp.shared_experts.linear_fc2.weight", [64, 28], back * 56**-0.5),
+            ("self_attention.linear_qkv.weight", [96, 64], 64**-0.5),
+            ("mlp.router.weight", [8, 64], 64**-0.5),
+        ):
+            got = found[f"decoder.layers.2.{name}"]
+            assert got[0] == shape, name
+            assert abs(got[1] / std - 1) < 6 / math.sqrt(2 * math.prod(shape)), name
+        assert abs(found["decoder.layers.0.mlp.linear_fc2.weight"][1] / (back * 72**-0.5) - 1) < 0.1
+        assert "decoder.layers.2.mlp.experts.local_experts.4.linear_fc2.weight" not in found
 
 
 def test_what_runs_layers_by_itself_is_refused(megatron, emitted, monkeypatch):
