@@ -25,7 +25,8 @@ types: .venv/has-dev
 	$(BIN)/pyright
 
 # The real trainers, each in an environment of its own: NAME.txt pins it, its first line names its tests. What says
-# "# on demand" is left to `make interop-NAME`; "# python: 3.12" says which interpreter.
+# "# on demand" is left to `make interop-NAME`; "# python: 3.12" says which interpreter, "# alone: PACKAGE" what is
+# installed without what it asks for.
 INTEROP := tests/interop/requirements
 OTHERS := -m pip install --quiet --disable-pip-version-check --no-compile
 interop:
@@ -43,6 +44,7 @@ interop-%: .venv-interop/%/ready
 	$(or $(addprefix python,$(shell sed -n 's/^# python: //p' $<)),$(PYTHON)) -m venv $(@D)
 	$(@D)/bin/python $(OTHERS) -c constraints.txt torch numpy scipy sympy pydantic ruamel.yaml safetensors pytest pytest-xdist
 	$(@D)/bin/python $(OTHERS) -r $<
+	$(if $(shell sed -n 's/^# alone: //p' $<),$(@D)/bin/python $(OTHERS) --no-deps $(shell sed -n 's/^# alone: //p' $<))
 	$(@D)/bin/python $(OTHERS) --no-deps -e .
 	touch $@
 

@@ -33,7 +33,7 @@ def emit(job: Job) -> Emission:
         'your text is data/train.jsonl, a line {"text": ...} each',
         f"a step is {each} x {passes} sequences of {devices} devices: change "
         "gradient_accumulation_steps with their number",
-        "LLaMA-Factory 0.9.5 asks for transformers up to 5.6; DISABLE_VERSION_CHECK=1 lets newer ones run",
+        "LLaMA-Factory 0.9.5 asks for transformers up to 5.6, on which the directories run too",
     )
     return Emission(files, train, (*made.notes, *notes))
 
@@ -53,7 +53,6 @@ def arguments(job: Job, arm: Arm) -> dict[str, Any]:
         "dataset_dir": "data",
         "template": "empty",
         "cutoff_len": training.context,
-        "packing": True,
         "output_dir": f"runs/{arm}",
         "per_device_train_batch_size": each,
         "gradient_accumulation_steps": passes,
@@ -78,8 +77,8 @@ def arguments(job: Job, arm: Arm) -> dict[str, Any]:
 LLAMA_FACTORY = Target(
     name="llama-factory",
     title="LLaMA-Factory: YAML on top of model directories",
-    tested="llamafactory 0.9.5",
-    needs="llamafactory, transformers",
+    tested="llamafactory 0.9.5 with transformers 5.6.0",
+    needs="llamafactory",
     emit=emit,
     answer=on_hf.answer,
     takes_weights=True,

@@ -6,6 +6,10 @@ MaxText's base.yml. Where axolotl is installed its schema reads the file too.
 
 import importlib
 import json
+import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,7 +111,6 @@ def test_directories_are_those_of_hf(tmp_path, target):
 def test_llama_factory_takes_the_file(tmp_path, monkeypatch):
     """Its own parser, with every value where it belongs; an unknown key is refused; the data set is found by name."""
     pytest.importorskip("llamafactory", reason="llamafactory is not installed")
-    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
     get_train_args = importlib.import_module("llamafactory.hparams").get_train_args
     place = emitted(tmp_path / "out", "llama-factory", job_of())
     monkeypatch.chdir(place)
@@ -123,19 +126,47 @@ def test_llama_factory_takes_the_file(tmp_path, monkeypatch):
             get_train_args(told | {"num_expertz": 3})
 
 
-def test_llama_factory_loads_the_model(tmp_path, monkeypatch):
-    """From scratch, remote code and all: the ledger's parameters."""
+CHANGES = {
+    "bf16": False,
+    "use_cpu": True,
+    "max_steps": 2,
+    "warmup_steps": 0,
+    "lr_scheduler_kwargs": {"num_stable_steps": 1, "num_decay_steps": 1, "decay_type": "linear", "min_lr_ratio": 0.0},
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 1,
+}
+"""What a CPU and a second need."""
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_llama_factory_trains(tmp_path, arm):
+    """Two steps of its own trainer, from scratch, on text of its own packing: a loss near ln 96 = 4.56, parameters."""
     pytest.importorskip("llamafactory", reason="llamafactory is not installed")
-    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    tokenizers = importlib.import_module("tokenizers")
     job = job_of()
     place = emitted(tmp_path / "out", "llama-factory", job)
-    for arm in ARMS:
-        config = transformers.AutoConfig.from_pretrained(place / arm, trust_remote_code=True)
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
-        spec = job.spec(arm)
-        assert sum(p.numel() for p in model.parameters()) == Ledger(spec, Setting.of(spec)).total
+    vocabulary = {"<eos>": 0, **{str(i): i for i in range(1, 96)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="1"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(place / arm / "tokenizer.json"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", "pad_token": "<eos>"}
+    (place / arm / "tokenizer_config.json").write_text(json.dumps(told))
+    drawn = random.Random(0)
+    texts = [" ".join(str(drawn.randrange(1, 96)) for _ in range(80)) for _ in range(40)]
+    (place / "data" / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (place / "changes.json").write_text(json.dumps(CHANGES))
+    program = [sys.executable, str(Path(__file__).with_name("llama_factory_on_cpu.py")), f"{arm}.yaml", "changes.json"]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, check=False, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    log = [json.loads(line) for line in (place / "runs" / arm / "trainer_log.jsonl").read_text().splitlines()]
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert len(losses) == 2
+    assert all(4 < loss < 6 for loss in losses)
+    spec = job.spec(arm)
+    total = Ledger(spec, Setting.of(spec)).total
+    assert f"all params: {total:,}" in done.stdout + done.stderr
 
 
 def test_llama_factorys_data_set_is_described(tmp_path):
