@@ -11,6 +11,8 @@ import importlib.util
 import json
 import math
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -569,6 +571,44 @@ def test_shards_start_as_the_whole_does(emitted):
             assert abs(got[1] / std - 1) < 6 / math.sqrt(2 * math.prod(shape)), name
         assert abs(found["decoder.layers.0.mlp.linear_fc2.weight"][1] / (back * 72**-0.5) - 1) < 0.1
         assert "decoder.layers.2.mlp.experts.local_experts.4.linear_fc2.weight" not in found
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megatron.training") is None, reason="needs megatron.training")
+def test_the_script_trains_saves_and_goes_on(emitted, unused_tcp_port):
+    """pretrain.py in Megatron's own loop: a sectioned twin learns, and its checkpoint holds its weights exactly.
+
+    In fp32 with the plain optimiser, for bf16 and the distributed one ask for tensors of a GPU; that optimiser's next
+    step is another one after a restart, of Megatron's own layers too, so one loss is compared.
+    """
+    pair = job("sectioned")
+    emitted(pair)
+    gpu_only = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+    words = [word for word in all_words(pair, "twin") if word not in gpu_only]
+    Path("words").write_text(" ".join(words))
+    given = "--mock-data --distributed-backend gloo --num-workers 0 --log-interval 1 --eval-interval 4 --eval-iters 1"
+    given += " --lr-decay-iters 4 --lr-wsd-decay-iters 1 --lr-warmup-iters 1 --save kept --save-interval 2"
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "TORCHDYNAMO_DISABLE": "1"}
+    env = os.environ | place | {"MASTER_PORT": str(unused_tcp_port), "PYTHONPATH": os.pathsep.join(sys.path)}
+    runner = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("megatron_on_cpu.py"))]
+
+    def losses(*more):
+        run = [*runner, "pretrain.py", "@words", *given.split(), "--train-iters", "4", *more]
+        done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return re.findall(r"iteration +(\d)/.* lm loss: (\S+)", done.stdout)
+
+    whole = losses()
+    assert [step for step, _ in whole] == ["1", "2", "3", "4"]
+    assert float(whole[3][1]) < float(whole[0][1])
+    Path("kept/latest_checkpointed_iteration.txt").write_text("2")
+    assert losses("--load", "kept")[0] == whole[2]
+
+
+@pytest.fixture
+def unused_tcp_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def test_what_runs_layers_by_itself_is_refused(megatron, emitted, monkeypatch):
