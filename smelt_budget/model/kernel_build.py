@@ -159,30 +159,30 @@ def compiled(target: Target, compiler: Compiler, flags: list[str], texts: dict[s
 def linked(compiler: Compiler, flags: list[str], sources: Path, library: Path) -> str:
     """Every source a translation unit of its own, and all of them one library; returns what the compiler said."""
     emulated = "-DSMELT_EMULATED" in flags
-    where = [f"-I{sources / 'include'}", *([f"-I{sources / 'emulator'}", "-xc++"] if emulated else [])]
+    where = ["-Iinclude", *(["-Iemulator", "-xc++"] if emulated else [])]
     units = sorted((sources / "src").glob("*.cu"))
     objects = [str(library.with_name(f"{unit.stem}.o")) for unit in units]
     commands = [
-        [compiler.program, *flags, *where, "-c", str(unit), "-o", made]
+        [compiler.program, *flags, *where, "-c", f"src/{unit.name}", "-o", made]
         for unit, made in zip(units, objects, strict=True)
     ]
     with ThreadPoolExecutor(min(MOST_AT_ONCE, max(2, (os.cpu_count() or 1) // 2))) as pool:
-        said = list(pool.map(ran, commands))
+        said = list(pool.map(functools.partial(ran, sources), commands))
     link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread", "-gencode"))]
     link += [*([] if emulated else ["-cudart=static"]), *compiler.link]
-    said.append(ran([compiler.program, "-shared", *link, *objects, "-o", str(library)]))
+    said.append(ran(sources, [compiler.program, "-shared", *link, *objects, "-o", str(library)]))
     for made in objects:
         Path(made).unlink()
     return "".join(said)
 
 
-def ran(command: list[str]) -> str:
-    """What a compiler said.
+def ran(folder: Path, command: list[str]) -> str:
+    """What a compiler said that was called in a folder.
 
     Raises:
         KernelBuildError: it failed.
     """
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     said = f"$ {' '.join(command)}\n{done.stdout}{done.stderr}"
     if done.returncode:
         lines = [line for line in said.splitlines()[1:] if not line.startswith("ptxas info")]

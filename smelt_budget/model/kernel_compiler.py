@@ -116,7 +116,9 @@ def answer(command: list[str]) -> str | None:
 def emulated_flags(sanitize: str | None) -> list[str]:
     """What g++ is told; checked code is not optimised: 72 s of compiling, and at -O2 more than ten minutes."""
     checked = ["-O0", "-g1", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else ["-O2"]
-    return ["-std=c++17", "-DSMELT_EMULATED", "-fPIC", "-pthread", *checked]
+    # lines are those of kernels/, not of the copy that is compiled and gone
+    lines = ["-ffile-prefix-map=src=kernels/src", "-ffile-prefix-map=include=kernels/include"]
+    return ["-std=c++17", "-DSMELT_EMULATED", "-fPIC", "-pthread", *lines, *checked]
 
 
 def cuda_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:

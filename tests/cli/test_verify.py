@@ -135,7 +135,7 @@ def test_what_computes_the_experts_is_said_and_kept(here, begun):
 
 def test_verify_says_why_there_is_no_kernel(here):
     """-v with every arm and every reason; --experts cuda is exit code 2 before anything is written."""
-    verbose = run("verify smelt.yaml --counts-only -v --dtype fp32").stdout
+    verbose = " ".join(run("verify smelt.yaml --counts-only -v --dtype fp32").stdout.split())
     for arm in ("baseline", "twin"):
         assert f"experts of {arm}: torch (no CUDA device; the rows are float32, the kernels take bf16" in verbose
     refused = run("verify --steps 1 --experts cuda --out cuda")

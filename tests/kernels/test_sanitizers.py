@@ -108,7 +108,7 @@ def test_fibers_leave_no_memory_behind(tmp_path, contexts):
     """Blocks that end in a finding abandon their fibers; 3 seeds of 39 bugs (test_emulator.py)."""
     file_of("libasan.so")
     compiler = os.environ.get("CXX") or "g++"
-    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={SANITIZERS}", "-DSMELT_EMULATED", f"-I{KERNELS / 'include'}"]
+    flags = ["-std=c++17", "-O0", "-g1", f"-fsanitize={SANITIZERS}", "-DSMELT_EMULATED", f"-I{KERNELS / 'include'}"]
     if contexts == "ucontext":
         flags.append("-DSMELT_EMULATOR_UCONTEXT")
     units = [HERE / "probes" / f"{name}.cu" for name in ("copies", "words", "warps", "matrices")]
