@@ -25,7 +25,7 @@ from torch import Tensor
 from smelt_budget.model import swiglu
 from smelt_budget.model.swiglu import wide
 
-CHUNK = 2**20  # bytes of the widest temporary: half of a 2 MiB L2 cache
+CHUNK = 2**20  # bytes of the widest temporary, for each thread: half of its 2 MiB L2 cache
 HALF_MULTIPLE = 64
 """Rows of an expert come in multiples of this in half precision: oneDNN compiles a kernel for every new shape."""
 
@@ -248,4 +248,4 @@ def by_slot(weight_NK: Tensor, slots: Slots, dtype: torch.dtype) -> Tensor:
 
 def chunk_rows(x_NH: Tensor, width: int) -> int:
     """How many rows of the widest temporary fit."""
-    return CHUNK // (max(width, x_NH.shape[1]) * wide(x_NH.dtype).itemsize)
+    return CHUNK * torch.get_num_threads() // (max(width, x_NH.shape[1]) * wide(x_NH.dtype).itemsize)

@@ -29,8 +29,14 @@ def swiglu(pre_P2F: Tensor, limit: float | None) -> Tensor:
 
 def weighted(pre_P2F: Tensor, weight_P1: Tensor, limit: float | None) -> Tensor:
     """h_PF times the row's routing weight, in pre's dtype."""
-    gate, up, sigma = parts(pre_P2F, limit)
-    return sigma.mul_(gate).mul_(up).mul_(weight_P1).to(pre_P2F.dtype)
+    if limit is None:
+        gate, up = (half.to(wide(half.dtype)) for half in pre_P2F.chunk(2, -1))
+        gate = gate.clone(memory_format=torch.contiguous_format)
+        active = torch.nn.functional.silu(gate, inplace=True)
+    else:
+        gate, up, sigma = parts(pre_P2F, limit)
+        active = sigma.mul_(gate)
+    return active.mul_(up).mul_(weight_P1).to(pre_P2F.dtype)
 
 
 def backward(dh_PF: Tensor, pre_P2F: Tensor, weight_P1: Tensor, limit: float | None) -> tuple[Tensor, Tensor, Tensor]:
