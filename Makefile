@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INTEROP := tests/interop/requirements
 PROJECT := pyproject.toml constraints.txt smelt_budget/__init__.py
 
 .PHONY: solve kernels test lint types interop docs bench gpu clean
@@ -14,8 +15,9 @@ kernels: .venv/has-package
 	command -v nvcc > /dev/null || test -x /usr/local/cuda/bin/nvcc || $(PIP) -e '.[cuda]'
 	$(BIN)/python kernels/build.py
 
+# Without the trainers, which have environments of their own: make interop.
 test: .venv/has-test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto $(addprefix --ignore=tests/interop/,$(sort $(shell sed -n 's/^# tests: //p' $(INTEROP)/*.txt)))
 
 lint: .venv/has-dev
 	$(BIN)/ruff check .
@@ -27,8 +29,8 @@ types: .venv/has-dev
 # The real trainers, each in an environment of its own: NAME.txt pins it, its first line names its tests. What says
 # "# on demand" is left to `make interop-NAME`; "# python: 3.12" says which interpreter, "# alone: PACKAGE" what is
 # installed without what it asks for.
-INTEROP := tests/interop/requirements
-OTHERS := -m pip install --quiet --disable-pip-version-check --no-compile
+OTHERS := -m pip install --quiet --disable-pip-version-check
+COMMON := -c constraints.txt torch numpy scipy sympy pydantic ruamel.yaml safetensors pytest pytest-xdist
 interop:
 	@failed=0; for file in $$(grep -L '^# on demand' $(INTEROP)/*.txt); do \
 	  $(MAKE) --no-print-directory interop-$$(basename $$file .txt) || failed=1; \
@@ -38,13 +40,21 @@ interop-%: .venv-interop/%/ready
 	.venv-interop/$*/bin/python -m pytest -q -n auto --junitxml=.venv-interop/$*.xml \
 	  $(addprefix tests/interop/,$(shell sed -n 's/^# tests: //p' $(INTEROP)/$*.txt))
 
+.venv-interop/base/ready: constraints.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(OTHERS) $(COMMON)
+	touch $@
+
+# A copy of the base, by hard links: what is common is installed once, and pip replaces files, it does not write into them.
 .PRECIOUS: .venv-interop/%/ready
-.venv-interop/%/ready: $(INTEROP)/%.txt constraints.txt
+.venv-interop/%/ready: $(INTEROP)/%.txt .venv-interop/base/ready
 	rm -rf $(@D) .venv-interop/$*.xml
-	$(or $(addprefix python,$(shell sed -n 's/^# python: //p' $<)),$(PYTHON)) -m venv $(@D)
-	$(@D)/bin/python $(OTHERS) -c constraints.txt torch numpy scipy sympy pydantic ruamel.yaml safetensors pytest pytest-xdist
-	$(@D)/bin/python $(OTHERS) -r $<
-	$(if $(shell sed -n 's/^# alone: //p' $<),$(@D)/bin/python $(OTHERS) --no-deps $(shell sed -n 's/^# alone: //p' $<))
+	version=$$(sed -n 's/^# python: //p' $<); if test -n "$$version"; \
+	  then "python$$version" -m venv $(@D) && $(@D)/bin/python $(OTHERS) $(COMMON); \
+	  else cp -al .venv-interop/base $(@D) && rm $@; fi
+	$(@D)/bin/python $(OTHERS) --no-compile -r $<
+	$(if $(shell sed -n 's/^# alone: //p' $<),$(@D)/bin/python $(OTHERS) --no-deps --no-compile $(shell sed -n 's/^# alone: //p' $<))
 	$(@D)/bin/python $(OTHERS) --no-deps -e .
 	touch $@
 
@@ -69,7 +79,6 @@ gpu:
 
 .venv/has-test: .venv/has-package
 	$(PIP) -e '.[test]'
-	-$(PIP) --no-deps --only-binary :all: megatron-core==0.16.1
 	touch $@
 
 .venv/has-dev: .venv/has-test

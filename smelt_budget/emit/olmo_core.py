@@ -135,6 +135,7 @@ def experiment(job: Job, arm: Arm) -> dict[str, Any]:
                 "checkpointer": named(
                     "olmo_core.train.callbacks.checkpointer.CheckpointerCallback",
                     save_interval=max(1, training.steps // 20),
+                    pre_train_checkpoint=False,  # saving untrained Adam counts as a step of it
                 )
             },
         ),

@@ -29,9 +29,9 @@ def main(package: str, weights: str, result: str) -> None:
     from olmo_core.train.train_module import TransformerTrainModule
 
     ParallelDroplessMLP.forward = dispatched
-    batches, losses, trained = [], [], {}
+    batches, losses, rates, trained = [], [], [], {}
     init, batch_of = TransformerTrainModule.__init__, TransformerTrainModule.train_batch
-    told = TransformerTrainModule.record_ce_loss
+    told, step_of = TransformerTrainModule.record_ce_loss, TransformerTrainModule.optim_step
 
     def start(self, *arguments, **keywords):
         init(self, *arguments, **keywords)
@@ -47,14 +47,19 @@ def main(package: str, weights: str, result: str) -> None:
         losses.append(float(value))
         told(self, value, *arguments, **keywords)
 
+    def stepped(self):
+        step_of(self)
+        rates.append({float(group["lr"]) for group in self.optim.param_groups})
+
     TransformerTrainModule.__init__ = start
+    TransformerTrainModule.optim_step = stepped
     TransformerTrainModule.train_batch = seen
     TransformerTrainModule.record_ce_loss = kept
     module = importlib.import_module(f"{package}.train")
     parser = module.get_cli_parser()
     parser.add_argument("arm", choices=("baseline", "twin"))
     module.main(module.read, parser)
-    torch.save({"batches": batches, "losses": losses, "after": trained["model"].state_dict()}, result)
+    torch.save({"batches": batches, "losses": losses, "rates": rates, "after": trained["model"].state_dict()}, result)
 
 
 if __name__ == "__main__":

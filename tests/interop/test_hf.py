@@ -99,7 +99,7 @@ def test_parameters_are_the_ledgers(tmp_path, arm):
 
 @pytest.mark.parametrize(("kind", "arm"), HELD)
 def test_logits_and_greedy_tokens_are_our_models(tmp_path, kind, arm):
-    """Logits at every place; greedy tokens with a dynamic and a static cache and without; a slot for each execution."""
+    """Logits at every place; looped, also greedy tokens with a dynamic, a static and no cache; a slot an execution."""
     ours, folder = pair_of(tmp_path, "hf", looped(kind, arm))
     theirs, told = AutoModelForCausalLM.from_pretrained(
         folder / "twin", trust_remote_code=True, output_loading_info=True
@@ -109,7 +109,9 @@ def test_logits_and_greedy_tokens_are_our_models(tmp_path, kind, arm):
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
     with torch.no_grad():
         assert apart(theirs(ids).logits, ours(ids).logits) < TOLERANCE
-        how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+        if arm == "once":
+            return
+        how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
         plain = theirs.generate(ids, use_cache=False, **how)
         assert torch.equal(theirs.generate(ids, **how), plain)
         assert torch.equal(theirs.generate(ids, cache_implementation="static", **how), plain)

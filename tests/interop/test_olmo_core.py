@@ -382,7 +382,7 @@ def trained(job, model, batches):
             share = row.shape[1] / (ids.shape[0] * (row.shape[1] - 1))
             loss = out.losses.sum() / (ids.shape[0] * (row.shape[1] - 1)) + share * losses_of(model, whole, told)
             loss.backward()
-            total += float(out.losses.sum()) / (ids.shape[0] * (row.shape[1] - 1))
+            total += out.losses.detach().sum().item() / (ids.shape[0] * (row.shape[1] - 1))
         torch.nn.utils.clip_grad_norm_(parameters, told.clip)
         for group in optimizer.param_groups:
             group["lr"] = told.rates[1] * (0.5, 1.0, 1.0, 0.5)[step]
@@ -422,6 +422,7 @@ def test_trains_as_our_model_does(written, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     result = torch.load(tmp_path / "result.pt")
     losses = trained(job, model, result["batches"])
+    assert result["rates"] == [{2e-3 * share} for share in (0.5, 1.0, 1.0, 0.5)]
     assert result["losses"] == pytest.approx(losses, rel=1e-4)
     after = translated(model)
     for name, found in result["after"].items():

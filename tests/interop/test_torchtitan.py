@@ -73,6 +73,7 @@ CASES = {
         "shared_expert_intermediate_size": 48,
         "shared_expert_gate": True,
         "mlp_bias": True,
+        "attention_output_bias": True,
     },
     "dense layers": {"mlp_only_layers": [0, 3], "intermediate_size": 160, "qk_norm": "head"},
     "dense": {**DENSE, "intermediate_size": 96},
@@ -437,16 +438,22 @@ SHARES = (0.5, 1.0, 1.0, 0.5)
 """Four steps, two of warmup, two of decay."""
 SPLIT = {
     "sections": ["--parallelism.expert_parallel_degree", "2"],
+    "gated shared expert, biased": ["--parallelism.tensor_parallel_degree", "2"],
 }
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 14)
+BACKEND = ["--parallelism.spmd_backend", "partial_dtensor"] if OLD else []
+"""torchtitan's trainer asks for torch 2.14; before it FSDP does not take the tensors of torchtitan's own backend."""
 
 
 @pytest.mark.parametrize("case", SPLIT)
 def test_two_ranks_train_as_our_model_does(written, tmp_path, case):
-    """torchtitan's own trainer on two ranks, FSDP and expert parallel, against our model and AdamW.
+    """torchtitan's own trainer on two ranks, FSDP and expert or tensor parallel, against our model and AdamW.
 
     Losses of every step, and what four steps changed: within 0.2 % of its norm, for Adam divides small gradients by
     their own size.
     """
+    if OLD and case != "sections":
+        pytest.skip("torch 2.13: DTensors and several passes a step do not give torchtitan's gradients")
     job = job_of(CASES[case])
     told = {"warmup_share": 0.5, "decay_share": 0.5, "tokens": 4 * 4 * 32, "context": 32, "batch_sequences": 4}
     job = replace(job, training=job.training.model_copy(update=told))
@@ -459,7 +466,7 @@ def test_two_ranks_train_as_our_model_does(written, tmp_path, case):
     program = str(Path(__file__).with_name("titan_on_cpu.py"))
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
     named = [str(tmp_path / "weights.pt"), str(tmp_path), "--module", job.name, "--config", "twin", *SPLIT[case]]
-    named += ["--training.mixed_precision_param", "float32"]
+    named += ["--training.mixed_precision_param", "float32", *BACKEND]
     environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "cache")}
     done = subprocess.run([*run, *named], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

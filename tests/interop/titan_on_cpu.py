@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 titan_on_cpu.py WEIGHTS RESULT_FOLDER --module ... --config ...
 
-The device is the CPU, attention is torch's own (flex attention has no backward there), experts stay in fp32, and
-gloo sums gradients. Everything else is torchtitan's: parsing, FSDP, data, loss, optimiser, schedule, balancing.
+The device is the CPU, attention is torch's own (flex attention has no backward there), experts stay in fp32, gloo
+sums gradients and exchanges uneven parts by the call that takes them. Everything else is torchtitan's: parsing, FSDP,
+data, loss, optimiser, schedule, balancing.
 """
 
 import os
@@ -46,6 +47,17 @@ from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa
 if not hasattr(torch.distributed, "set_timeout"):  # torch 2.13
     torch.distributed.set_timeout = lambda *_, **__: None
 
+
+def exchanged(outputs: list[torch.Tensor], inputs: list[torch.Tensor], group=None) -> None:
+    """`all_to_all` of parts that differ in size."""
+    sizes = [len(x) for x in outputs], [len(x) for x in inputs]
+    together = torch.cat(outputs)
+    torch.distributed.all_to_all_single(together, torch.cat(inputs), *sizes, group=group)
+    for output, part in zip(outputs, together.split(sizes[0]), strict=True):
+        output.copy_(part)
+
+
+torch.distributed.all_to_all = exchanged
 WHOLE = StateDictOptions(full_state_dict=True)
 
 
@@ -67,7 +79,7 @@ def main(weights: str, results: str, arguments: list[str]) -> None:
     process, body = trainer.post_dataloading_process, trainer.fwd_bwd_fn
 
     def seen(input_dict, labels):
-        batches.append((input_dict["input"], input_dict["positions"], labels))
+        batches.append(tuple(plain(x) for x in (input_dict["input"], input_dict["positions"], labels)))
         inputs, labels, kwargs = process(input_dict, labels)
         return inputs, labels, kwargs | {"attention_masks": {"full": None}}
 
@@ -78,11 +90,16 @@ def main(weights: str, results: str, arguments: list[str]) -> None:
     trainer.post_dataloading_process, trainer.fwd_bwd_fn = seen, kept
     trainer.train()
     after = get_model_state_dict(model, options=WHOLE)
-    after = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in after.items()}
+    after = {name: plain(x) for name, x in after.items()}
     told = {"batches": batches, "losses": [float(loss) for loss in losses], "after": after}
     torch.save(told, Path(results) / f"rank-{rank}.pt")
     trainer.close()
     torch.distributed.destroy_process_group()
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The numbers alone: torchtitan marks tensors with what lies on which rank."""
+    return torch.from_numpy((x.full_tensor() if isinstance(x, DTensor) else x).detach().numpy().copy())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ files that `datasets.load_dataset` takes, one column `text`.
 import json
 from pathlib import Path
 
-import torch
 from datasets import load_dataset
 
 from torchtitan.components.checkpoint import CheckpointManager
@@ -89,18 +88,11 @@ def trainer(arm: str) -> Trainer.Config:
             data_parallel_shard_degree=-1,  # FSDP over the ranks that are left
             tensor_parallel_degree=layout["tensor"],
             expert_parallel_degree=layout["expert"],
-            spmd_backend=backend(),
         ),
         compile=CompileConfig(enable=layout["compile"]),
         activation_checkpoint=SelectiveAC.Config(),
         checkpoint=CheckpointManager.Config(interval=max(1, training["steps"] // 20), last_save_model_only=False),
     )
-
-
-def backend() -> str:
-    """FSDP takes torchtitan's local types from torch 2.14 on; before that DTensors say what lies where."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return "spmd_types" if version >= (2, 14) else "partial_dtensor"
 
 
 def group(arm: str, pattern: str, weight_decay: float) -> ParamGroupConfig:

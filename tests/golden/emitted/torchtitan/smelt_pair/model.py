@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from torchtitan.components.optimizer import register_moe_load_balancing_hook
-from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, ScaledBiasRowwiseLinear
 from torchtitan.models.common.attention import (
     GQAttention,
     QKVLinear,
@@ -278,7 +278,7 @@ def attention(arm: dict[str, Any], a: dict[str, Any], back: float) -> Attention.
         n_kv_heads=g,
         head_dim=d,
         qkv_linear=qkv,
-        wo=linear(n * d, H, back, bias=a["output_bias"]),
+        wo=back_in(n * d, H, back, a["output_bias"]),
         qk_norm=kind,
         inner_attention=get_attention_config("flex"),
         rope=rotation.Config(dim=rope["dim"], max_seq_len=rope["max_seq_len"], theta=rope["theta"]),
@@ -288,7 +288,7 @@ def attention(arm: dict[str, Any], a: dict[str, Any], back: float) -> Attention.
 
 def feed_forward(H: int, F: int, bias: bool, back: float, gated: bool = False) -> FeedForward.Config:
     """Gate, up and down (w1, w3, w2)."""
-    matrices = {"w1": linear(H, F, bias=bias), "w2": linear(F, H, back, bias=bias), "w3": linear(H, F, bias=bias)}
+    matrices = {"w1": linear(H, F, bias=bias), "w2": back_in(F, H, back, bias), "w3": linear(H, F, bias=bias)}
     return SigmoidGatedFeedForward.Config(**matrices, gate=linear(H, 1)) if gated else FeedForward.Config(**matrices)
 
 
@@ -324,10 +324,15 @@ def mixture(arm: dict[str, Any], m: dict[str, Any], back: float):
     )
 
 
-def linear(fan_in: int, fan_out: int, factor: float = 1.0, bias: bool = False) -> Linear.Config:
+def linear(fan_in: int, fan_out: int, factor: float = 1.0, bias: bool = False, kind=Linear) -> Linear.Config:
     """A matrix drawn with standard deviation factor / sqrt(fan-in)."""
     init = {"weight": drawn(factor * fan_in**-0.5), "bias": nn.init.zeros_}
-    return Linear.Config(in_features=fan_in, out_features=fan_out, bias=bias, param_init=init)
+    return kind.Config(in_features=fan_in, out_features=fan_out, bias=bias, param_init=init)
+
+
+def back_in(fan_in: int, fan_out: int, factor: float, bias: bool) -> Linear.Config:
+    """A matrix into the residual stream. Tensor ranks add up what they have, each its part of the bias."""
+    return linear(fan_in, fan_out, factor, bias, ScaledBiasRowwiseLinear if bias else Linear)
 
 
 def drawn(std: float):
