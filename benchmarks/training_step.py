@@ -15,23 +15,13 @@ import sys
 import time
 from pathlib import Path
 
-SHAPES = {
-    # the default proxy's scale: 1.9 M parameters outside the embedding, and its looped twin at equal FLOPs
-    "tiny": (
-        {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
-         "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 48},
-        {"hidden_size": 80, "head_dim": 16, "num_experts": 47, "moe_intermediate_size": 40},
-    ),
-    "small": (
-        {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
-         "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
-        {"hidden_size": 208, "num_key_value_heads": 2, "head_dim": 22, "num_experts": 48, "moe_intermediate_size": 104},
-    ),
-    "wide": (
-        {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
-         "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 256},
-        {"hidden_size": 416, "head_dim": 44, "num_experts": 96, "moe_intermediate_size": 208},
-    ),
+SHAPES = {  # tiny is the default proxy's scale, 1.9 M parameters outside the embedding
+    "tiny": {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "head_dim": 24, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 48},
+    "small": {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2,
+              "head_dim": 32, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
+    "wide": {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+             "head_dim": 64, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 256},
 }  # fmt: skip
 COMMON = {"vocab_size": 257, "max_position_embeddings": 256, "qk_norm": "head"}
 BATCH, CONTEXT = 8, 256
@@ -44,10 +34,12 @@ THEIRS = {
 
 
 def specs(shape):
-    base, changed = SHAPES[shape]
-    layers = base["num_hidden_layers"]
-    loop = {"start": layers // 4, "stop": layers - layers // 4, "visits": 2, "residual_scale": 0.5}
-    return COMMON | base, COMMON | base | changed | {"loop": loop}
+    """The baseline's fields, its spec, and the twin's, which is what `solve` finds with its defaults."""
+    from smelt_budget.solver import Request, solve
+    from smelt_budget.spec.model import checked
+
+    fields = COMMON | SHAPES[shape]
+    return fields, checked(fields), solve(checked(fields), Request()).twin
 
 
 def memory(field):
@@ -58,10 +50,9 @@ def memory(field):
 
 def ours(spec, dtype):
     from smelt_budget.model import Transformer, initialise
-    from smelt_budget.spec.model import checked
     from smelt_budget.verify.place import Place
 
-    model = initialise(Transformer(checked(spec)), 0)
+    model = initialise(Transformer(spec), 0)
     place = Place(precision=dtype)
 
     def step(ids):
@@ -97,10 +88,10 @@ def measured(variant, shape, threads):
     torch.set_num_threads(threads)
     if variant.startswith("theirs"):
         import transformers  # noqa: F401  the library itself is not the model's memory
+    fields, baseline, twin = specs(shape)
     before = memory("VmRSS")
-    baseline, twin = specs(shape)
     name, _, how = variant.partition(" ")
-    step = theirs(baseline, how) if name == "theirs" else ours(twin if name == "twin" else baseline, how)
+    step = theirs(fields, how) if name == "theirs" else ours(twin if name == "twin" else baseline, how)
     ids = torch.randint(257, (BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
     for _ in range(3):
         step(ids)

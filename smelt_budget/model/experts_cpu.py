@@ -55,6 +55,8 @@ class Slots:
     """The row of x it reads."""
     row_P: Tensor
     """Its place among the routed, in sorted order."""
+    slot_S: Tensor
+    """The slot of each routed row."""
     spare_P: Tensor | None
     """Which slots are spare; None if none can be."""
     slot_NK: Tensor
@@ -110,6 +112,7 @@ def sort(idx_NK: Tensor, experts: int, dtype: torch.dtype) -> Slots:
         choice_P=choice_P,
         token_P=choice_P // max(idx_NK.shape[1], 1),
         row_P=torch.from_numpy(row_P),
+        slot_S=torch.from_numpy(slot_S),
         spare_P=spare_P,
         slot_NK=torch.from_numpy(slot_NK).view(idx_NK.shape),
         routed=routed,
@@ -144,7 +147,7 @@ def forward(
         if b_gate_up_E2F is not None:
             pre += repeated(b_gate_up_E2F[chunk], sizes)
         if slots.spare_P is not None:
-            pre_S2F[rows] = pre[~slots.spare_P[at]]
+            torch.index_select(pre, 0, slots.slot_S[rows] - at.start, out=pre_S2F[rows])
         h = swiglu.weighted(pre, weight_P1[at], limit)
         out = out_PH[at]
         products(h.split_with_sizes(sizes), part(down, chunk), out.split_with_sizes(sizes))
