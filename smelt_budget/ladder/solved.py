@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any
 
 from smelt_budget.errors import Infeasible, SmeltError
@@ -41,7 +42,9 @@ def solved(wanted: Sequence[Cell], heading: str) -> Iterator[Outcome]:
     if done == len(jobs):
         return
     # A Ctrl-C goes to every process of a terminal, and one that comes while they start leaves them half made: it is
-    # held back until they stand, and they, who inherit that, never hear it.
+    # held back until they stand, and they, who inherit that, never hear it. Starting multiprocessing's tracker lets
+    # it through again, so that comes first.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with multiprocessing.get_context("spawn").Pool(min(len(jobs) - done, usable_cores())) as pool:
