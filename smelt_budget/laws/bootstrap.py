@@ -2,7 +2,7 @@
 
 A cell is one shape at all its horizons: its runs share an initialisation and a data order, so they are drawn together
 (arXiv 2609.01343, section 6: 2,000 draws over 12 cells). Draw i is seeded by (seed, i): stopped and resumed, in one
-process or two, it is the same draw. A draw in which a column never changes cannot be fitted and is drawn again.
+process or two, it is the same draw. A draw in which a column takes too few values cannot be fitted and is drawn again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from smelt_budget.laws.fit import Fit, Problem
+from smelt_budget.laws.fit import Fit, problem
 from smelt_budget.laws.forms import Array, Form
 from smelt_budget.laws.runs import Runs
 
@@ -26,8 +26,8 @@ class Refits:
 
     def __init__(self, form: Form, arms: Mapping[str, Runs], fits: Mapping[str, Fit], seed: int = 0):
         self.form, self.arms, self.seed = form, arms, seed
-        self.problems = {arm: Problem(form, runs.columns, runs.loss) for arm, runs in arms.items()}
-        self.best = {arm: np.linalg.solve(self.problems[arm].back, form.theta(fits[arm].coefficients)) for arm in arms}
+        self.problems = {arm: problem(form, runs.columns, runs.loss) for arm, runs in arms.items()}
+        self.best = {arm: self.problems[arm].place(form.theta(fits[arm].coefficients)) for arm in arms}
         self.cells = tuple(dict.fromkeys(cell for runs in arms.values() for cell in runs.cells))
 
     def draw(self, number: int) -> dict[str, Array]:
@@ -41,17 +41,20 @@ class Refits:
                 return weights
 
     def varied(self, arm: str, weight: Array) -> bool:
-        """Whether every column has two values left."""
-        return all(len(np.unique(values[weight > 0])) > 1 for values in self.arms[arm].columns.values())
+        """Whether every column has values enough left."""
+        return all(
+            len(np.unique(values[weight > 0])) >= self.form.least_different(name)
+            for name, values in self.arms[arm].columns.items()
+        )
 
     def refit(self, number: int) -> dict[str, dict[str, float]]:
         """Coefficients of every arm in one draw, found from the full fit."""
         weights = self.draw(number)
         found = {}
         with threadpool_limits(1):
-            for arm, problem in self.problems.items():
-                theta, _ = problem.descend(self.best[arm], weights[arm])
-                found[arm] = self.form.coefficients(problem.back @ theta)
+            for arm, points in self.problems.items():
+                place, _ = points.descend(self.best[arm], weights[arm])
+                found[arm] = self.form.coefficients(points.theta(place))
         return found
 
     def batch(self, numbers: tuple[int, int]) -> list[dict[str, dict[str, float]]]:
@@ -75,4 +78,4 @@ class Interval:
 
 def identified(value: float, interval: Interval) -> bool:
     """Whether an interval pins a coefficient down at all."""
-    return interval.low > value * (1 - IDENTIFIED) and interval.high < value * (1 + IDENTIFIED)
+    return max(value - interval.low, interval.high - value) < IDENTIFIED * abs(value)

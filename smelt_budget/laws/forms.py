@@ -7,11 +7,13 @@ F training FLOPs per token, S compute-equivalent sparsity, D tokens, N parameter
 
     L = e^t0 + e^(t1 + sum of exponents x log features) + e^(...)
 
-so one fit serves both, in log space, where no coefficient can turn negative. The looped-MoE law is in looped_moe.py.
+so one fit serves both, in log space, where no coefficient can turn negative. The looped-MoE law is no sum of powers of
+its columns; it is in looped_moe.py.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,17 +32,57 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Form:
-    """A law as terms beside the irreducible E."""
+class Form(ABC):
+    """A law with coefficients by name, and its vector theta, in which every value is allowed."""
 
     name: str
     equation: str
     source: str
     columns: tuple[str, ...]
     """What a table has to have beside the loss."""
-    terms: tuple[Power, ...]
     presets: Mapping[str, Mapping[str, float]]
     """Published coefficients, by preset name."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Coefficients, as many as theta has numbers."""
+
+    @abstractmethod
+    def theta(self, coefficients: Mapping[str, float]) -> Array:
+        """The vector [P]."""
+
+    @abstractmethod
+    def coefficients(self, theta: Array) -> dict[str, float]:
+        """As printed."""
+
+    @abstractmethod
+    def loss(self, coefficients: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
+        """L in nats [n]."""
+
+    @abstractmethod
+    def training_flops(self, columns: Mapping[str, Array]) -> Array:
+        """C of each run [n]."""
+
+    @property
+    def by_arm(self) -> bool:
+        """Whether every arm is fitted by itself; else all runs are one surface."""
+        return True
+
+    def least_different(self, column: str) -> int:  # noqa: ARG002
+        """Fewest values of a column from which its coefficients can be told."""
+        return 2
+
+    def wrong(self, values: Mapping[str, float]) -> list[str]:  # noqa: ARG002
+        """What is impossible in a run all of whose numbers are finite and in range."""
+        return []
+
+
+@dataclass(frozen=True)
+class SumOfPowers(Form):
+    """Terms beside the irreducible E."""
+
+    terms: tuple[Power, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +104,7 @@ class Form:
         values = zip(self.names, self.constants, theta, strict=True)
         return {name: float(np.exp(value) if constant else value) for name, constant, value in values}
 
-    def design(self, columns: Mapping[str, Array]) -> tuple[Array, Array]:
+    def design(self, columns: Mapping[str, Array]) -> Array:
         """What turns theta [P] into the log terms [J, n]: matrices [J, n, P] with `log_terms = design @ theta`."""
         number = len(next(iter(columns.values())))
         matrix = np.zeros((1 + len(self.terms), number, len(self.names)))
@@ -73,12 +115,16 @@ class Form:
             for offset, (_, feature, sign) in enumerate(term.powers, 1):
                 matrix[j, :, place + offset] = sign * features(columns)[feature]
             place += 1 + len(term.powers)
-        return matrix, np.abs(matrix).sum((0, 1)) > 0
+        return matrix
 
     def loss(self, coefficients: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
         """L in nats."""
-        matrix, _ = self.design(columns)
-        return np.exp(matrix @ self.theta(coefficients)).sum(0)
+        return np.exp(self.design(columns) @ self.theta(coefficients)).sum(0)
+
+    def training_flops(self, columns: Mapping[str, Array]) -> Array:
+        """C = F D; a parameter is 6 FLOPs a token where only parameters are known."""
+        flops = columns["flops_per_token"] if "flops_per_token" in columns else 6 * columns["parameters"]
+        return flops * columns["tokens"]
 
 
 def features(columns: Mapping[str, Array]) -> dict[str, Array]:
@@ -89,7 +135,7 @@ def features(columns: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
-SMELT = Form(
+SMELT = SumOfPowers(
     name="smelt",
     equation="L = E + A (1-S)^b / F^a + K / D^c",
     source="arXiv 2609.01343, section 6",
@@ -103,7 +149,7 @@ SMELT = Form(
         "smelt-looped": {"E": 1.4493, "A": 1.963e3, "K": 5.264e6, "a": 0.3892, "b": 0.1460, "c": 0.7011},
     },
 )
-CHINCHILLA = Form(
+CHINCHILLA = SumOfPowers(
     name="chinchilla",
     equation="L = E + A / N^alpha + B / D^beta",
     source="arXiv:2203.15556, eq. 10; refitted on its public points in arXiv:2404.10102",
@@ -117,4 +163,3 @@ CHINCHILLA = Form(
         "chinchilla-refit": {"E": 1.8172, "A": 477.8, "alpha": 0.3473, "B": 2143.0, "beta": 0.3672},
     },
 )
-FORMS = {form.name: form for form in (SMELT, CHINCHILLA)}

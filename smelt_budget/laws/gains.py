@@ -15,12 +15,15 @@ import numpy as np
 
 from smelt_budget.errors import BadInput
 from smelt_budget.laws.bootstrap import Interval
-from smelt_budget.laws.forms import CHINCHILLA, FORMS, SMELT, Form
+from smelt_budget.laws.fit import FORMS
+from smelt_budget.laws.forms import CHINCHILLA, SMELT, Form
 from smelt_budget.laws.frontier import Frontier, chinchilla_frontier, frontier, gain
+from smelt_budget.laws.looped_moe import LOOPED_MOE
+from smelt_budget.laws.runs import ONE_ARM
 from smelt_budget.laws.study import RESULT
 
 SMELT_WINDOW = (1.3e19, 2.2e21)  # training FLOPs of the paper's grid, arXiv 2609.01343 section 6
-PRESETS = ("smelt", *CHINCHILLA.presets)
+PRESETS = ("smelt", *CHINCHILLA.presets, *LOOPED_MOE.presets)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class Law:
             raise BadInput(f"a gain is between two arms; {self.origin} has {', '.join(names)}")
         return ("baseline", names[1 - names.index("baseline")]) if "baseline" in names else (names[0], names[1])
 
+    @property
+    def has_frontier(self) -> bool:
+        """Whether the best loss is a power of compute; the looped-MoE law has a best shape instead."""
+        return self.form is not LOOPED_MOE
+
     def frontier(self, arm: str, sparsity: float | None, draw: int | None = None) -> Frontier:
         """An arm's frontier, by the fit or by one of its draws."""
         coefficients = self.arms[arm] if draw is None else self.draws[draw][arm]
@@ -65,6 +73,10 @@ def preset(name: str) -> Law:
         return Law(SMELT, f"preset smelt ({SMELT.source})", arms, [], SMELT_WINDOW)
     if name not in PRESETS:
         raise BadInput(f"there is no preset {name!r:.60}", f"fix: one of {', '.join(PRESETS)}")
+    if name in LOOPED_MOE.presets:
+        return Law(
+            LOOPED_MOE, f"preset {name} ({LOOPED_MOE.source})", {ONE_ARM: dict(LOOPED_MOE.presets[name])}, [], None
+        )
     return Law(CHINCHILLA, f"preset {name} ({CHINCHILLA.source})", {"dense": dict(CHINCHILLA.presets[name])}, [], None)
 
 
@@ -91,7 +103,7 @@ def load(folder: Path) -> Law:
 def gains(law: Law, computes: list[float], sparsities: list[float]) -> list[dict[str, Any]]:
     """A row for each budget and sparsity: percent saved, interval, and whether runs were there."""
     if law.form.name != "smelt":
-        raise BadInput(f"{law.origin} knows no sparsity, and no looped arm; a gain needs the form smelt")
+        raise BadInput(f"{law.origin} knows no sparsity, and no looped arm; a gain needs the form smelt or looped-moe")
     baseline, looped = law.pair()
     rows = []
     for compute in computes:

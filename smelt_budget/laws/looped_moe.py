@@ -1,98 +1,139 @@
 """The law of looped Mixture-of-Experts of arXiv 2609.40316: loss from active size, loops, experts and tokens.
 
-    N_eff = N_act + k1 m^-th N_loop (1 - exp(-(R-1) / (k2 m^-th)))          m = N_act / N_total, embeddings left out
-    L = A Eh^d N_eff^(al + g ln Eh) + B Eh^w D^(be + z ln Eh) + c           N and D in billions
-    1/Eh = 1/(E - 1 + 1/(1/Es - 1/Em)) + 1/Em                               E = routed experts / top-k
+    L = c + A Eh^d N_eff^(al + g ln Eh) + B Eh^w D^(be + z ln Eh)           N and D in billions
+    N_eff = N_act + k1 x N_loop (1 - exp(-(R-1) / (k2 x)))                  x = (N_act / N_total)^-th
+    1/Eh = 1/(E - 1 + u) + 1/Em     u = 1/(1/Es - 1/Em)                     E = routed experts / top-k
     training FLOPs = 6 N_unroll D                                           N_unroll = N_act + (R-1) N_loop
 
-Its coefficients are published and its runs are not, so it is evaluated here and not fitted: fifteen coefficients need
-more than one kind of table, and `law fit` would not know them apart.
+N without embeddings; Eh is Es where E is 1 and Em where E is large. theta holds u and not Es, so that Es < Em always.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-SOURCE = "arXiv 2609.40316"
-RMSE = 0.0037
-COEFFICIENTS = {
-    "A": 0.8085, "al": -0.1951, "B": 3.4291, "be": -0.7548, "c": 1.3555, "d": -0.1935, "g": -0.0137,
-    "w": -0.2056, "z": 0.0881, "Es": 1.3174, "Em": 57.1201, "k1": 0.3682, "k2": 1.4037, "th": 0.3286,
-}  # fmt: skip
+import numpy as np
+
+from smelt_budget.laws.forms import Array, Form
+
+BILLION = 1e9
+NAMES = ("c", "A", "al", "d", "g", "B", "be", "w", "z", "Es", "Em", "k1", "k2", "th")
+LOGARITHMS = tuple(NAMES.index(name) for name in ("c", "A", "B", "Es", "Em", "k1", "k2"))
+"""Of these theta holds the logarithm; in the place of Es, that of u."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A looped MoE as this law sees it."""
-
-    active: float
-    """N_act, parameters a token uses in one pass, embeddings left out."""
-    total: float
-    """N_total, stored, embeddings left out."""
-    looped: float
-    """N_loop, active parameters of the layers that loop."""
-    loops: int
-    """R; 1 is no loop."""
-    experts: float
-    """E, routed experts over top-k; 1 is dense."""
+class LoopedMoe(Form):
+    """Fourteen coefficients; a loop and no loop are points of one surface."""
 
     @property
-    def unrolled(self) -> float:
-        """N_unroll, active parameters over all loops."""
-        return self.active + (self.loops - 1) * self.looped
+    def names(self) -> tuple[str, ...]:
+        """Irreducible loss, capacity, training, experts, loops."""
+        return NAMES
+
+    @property
+    def by_arm(self) -> bool:
+        """Loops are a column of this law: runs with R = 1 alone would say nothing of k1, k2 and th."""
+        return False
+
+    def least_different(self, column: str) -> int:
+        """Four of experts: A, d, al, g take up any a + b ln Eh, so three leave Es or Em open. Three of loops."""
+        return {"experts": 4, "loops": 3}.get(column, 2)
+
+    def theta(self, coefficients: Mapping[str, float]) -> Array:
+        """Logarithms of what is positive."""
+        k = dict(coefficients) | {"Es": 1 / (1 / coefficients["Es"] - 1 / coefficients["Em"])}
+        return np.array([np.log(k[name]) if i in LOGARITHMS else k[name] for i, name in enumerate(NAMES)])
+
+    def coefficients(self, theta: Array) -> dict[str, float]:
+        """As printed in the paper."""
+        k = {name: float(np.exp(theta[i]) if i in LOGARITHMS else theta[i]) for i, name in enumerate(NAMES)}
+        return k | {"Es": 1 / (1 / k["Es"] + 1 / k["Em"])}
+
+    def loss(self, coefficients: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
+        """Nats per token [n]."""
+        return np.exp(log_law(self.theta(coefficients), columns)[0])
+
+    def training_flops(self, columns: Mapping[str, Array]) -> Array:
+        """C = 6 N_unroll D."""
+        return 6 * unrolled(columns) * columns["tokens"]
+
+    def wrong(self, values: Mapping[str, float]) -> list[str]:
+        """Sizes that contain each other, loops that are whole."""
+        active, total, looped, loops = (values[name] for name in ("active", "total", "looped", "loops"))
+        found = []
+        if active > total:
+            found.append(f"active {active:g} is more than total {total:g}")
+        if looped > active:
+            found.append(f"looped {looped:g} is more than active {active:g}")
+        if loops < 1 or loops != round(loops):
+            found.append(f"loops {loops:g} is not 1, 2, 3 ...")
+        elif loops > 1 and looped == 0:
+            found.append(f"looped is 0, and loops {loops:g}")
+        if values["experts"] < 1:
+            found.append(f"experts {values['experts']:g} is below 1: it is routed experts over top-k, 1 if dense")
+        return found
 
 
-def loss(shape: Shape, tokens: float) -> float:
-    """Nats per token."""
-    k, (size, data) = COEFFICIENTS, (effective(shape) / 1e9, tokens / 1e9)
-    log_experts = math.log(saturated(shape.experts))
-    capacity = k["A"] * math.exp(k["d"] * log_experts) * size ** (k["al"] + k["g"] * log_experts)
-    training = k["B"] * math.exp(k["w"] * log_experts) * data ** (k["be"] + k["z"] * log_experts)
-    return capacity + training + k["c"]
+def unrolled(columns: Mapping[str, Array]) -> Array:
+    """N_unroll [n], active parameters over all loops."""
+    return columns["active"] + (columns["loops"] - 1) * columns["looped"]
 
 
-def effective(shape: Shape) -> float:
-    """N_eff: what R loops are worth in active parameters."""
-    k = COEFFICIENTS
-    density = (shape.active / shape.total) ** -k["th"]
-    return shape.active + k["k1"] * density * shape.looped * (1 - math.exp(-(shape.loops - 1) / (k["k2"] * density)))
+def log_experts(theta: Array, experts: Array) -> tuple[Array, Array, Array]:
+    """ln Eh [n], and its derivatives by ln u and ln Em."""
+    u, most = np.exp(theta[9:11])
+    above = experts - 1 + u
+    inverse = 1 / above + 1 / most
+    return -np.log(inverse), u / above**2 / inverse, 1 / most / inverse
 
 
-def saturated(experts: float) -> float:
-    """Eh: experts over top-k, between Es and Em."""
-    least, most = COEFFICIENTS["Es"], COEFFICIENTS["Em"]
-    return 1 / (1 / (experts - 1 + 1 / (1 / least - 1 / most)) + 1 / most)
+def log_size(theta: Array, columns: Mapping[str, Array]) -> tuple[Array, Array, Array, Array]:
+    """ln N_eff [n], billions, and its derivatives by ln k1, ln k2 and th."""
+    (k1, k2), th = np.exp(theta[11:13]), theta[13]
+    log_sparser = -np.log(columns["active"] / columns["total"])
+    x = np.exp(th * log_sparser)
+    rate = (columns["loops"] - 1) / (k2 * x)
+    ceiling = k1 * x * columns["looped"] / BILLION
+    worth, late = -ceiling * np.expm1(-rate), ceiling * rate * np.exp(-rate)
+    size = columns["active"] / BILLION + worth
+    return np.log(size), worth / size, -late / size, (worth - late) / size * log_sparser
 
 
-def tokens(shape: Shape, training_flops: float) -> float:
-    """D that a budget buys."""
-    return training_flops / (6 * shape.unrolled)
+def log_law(theta: Array, columns: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Log of the loss [n] and its derivatives by theta [P, n]; not finite where theta is far off."""
+    log_c, log_A, al, d, g, log_B, be, w, z = theta[:9]
+    with np.errstate(all="ignore"):
+        h, h_u, h_Em = log_experts(theta, columns["experts"])
+        n, n_k1, n_k2, n_th = log_size(theta, columns)
+        t = np.log(columns["tokens"] / BILLION)
+        terms = np.stack([log_c + 0 * n, log_A + d * h + (al + g * h) * n, log_B + w * h + (be + z * h) * t])
+        largest = terms.max(0)
+        shares = np.exp(terms - largest)
+        total = shares.sum(0)
+        first, capacity, training = shares / total
+        by_h, by_n = capacity * (d + g * n) + training * (w + z * t), capacity * (al + g * h)
+        slopes = np.stack(
+            [
+                *(first, capacity, capacity * n, capacity * h, capacity * h * n),
+                *(training, training * t, training * h, training * h * t),
+                *(by_h * h_u, by_h * h_Em, by_n * n_k1, by_n * n_k2, by_n * n_th),
+            ]
+        )
+        return largest + np.log(total), slopes
 
 
-@dataclass(frozen=True)
-class Family:
-    """Shapes to choose among; total parameters grow with experts as the expert share of the active ones does."""
-
-    active: tuple[float, ...] = (0.1e9, 0.16e9, 0.25e9, 0.4e9, 0.6e9, 1.0e9, 1.6e9, 2.5e9, 4.0e9, 6.3e9)
-    experts: tuple[int, ...] = (1, 2, 8, 16, 32, 64)
-    loops: tuple[int, ...] = (1, 2, 3, 4)
-    expert_share: float = 2 / 3
-    """Of active parameters, in routed experts: of N_act 1, N_total is 1 + share (E - 1)."""
-    looped_share: float = 0.5
-    """N_loop / N_act; the paper's middle half."""
-
-    def shapes(self) -> list[Shape]:
-        """Every combination."""
-        return [
-            Shape(n, n * (1 + self.expert_share * (e - 1)), n * self.looped_share, r, e)
-            for n in self.active
-            for e in self.experts
-            for r in self.loops
-        ]
-
-
-def optimum(training_flops: float, memory: float, bytes_per_parameter: float, family: Family) -> Shape | None:
-    """The shape of least loss whose weights fit; `None` if none does."""
-    fitting = [s for s in family.shapes() if s.total * bytes_per_parameter <= memory]
-    return min(fitting, key=lambda shape: loss(shape, tokens(shape, training_flops)), default=None)
+LOOPED_MOE = LoopedMoe(
+    name="looped-moe",
+    equation="L = c + A Eh^d N_eff^(al + g ln Eh) + B Eh^w D^(be + z ln Eh)",
+    source="arXiv 2609.40316",
+    columns=("active", "total", "looped", "loops", "experts", "tokens"),
+    presets={
+        "looped-moe": {
+            "A": 0.8085, "al": -0.1951, "B": 3.4291, "be": -0.7548, "c": 1.3555, "d": -0.1935, "g": -0.0137,
+            "w": -0.2056, "z": 0.0881, "Es": 1.3174, "Em": 57.1201, "k1": 0.3682, "k2": 1.4037, "th": 0.3286,
+        }
+    },
+)  # fmt: skip
+"""Its runs are not public; its fit's RMSE is .0037 nats."""

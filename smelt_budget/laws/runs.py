@@ -25,6 +25,10 @@ from smelt_budget.laws.forms import Array, Form
 
 OTHER_NAMES = {"S": "sparsity", "F": "flops_per_token", "D": "tokens", "N": "parameters", "L": "loss"}
 """The paper's letters are taken too."""
+FROM_ZERO = ("sparsity", "looped")
+"""Columns that may be 0; of the others a logarithm is taken."""
+ONE_ARM = "all"
+"""Where the runs of all arms are one surface."""
 MOST_SHOWN = 5
 
 
@@ -144,7 +148,7 @@ def checked(rows: Iterable[Mapping[str, Any]], form: Form, origin: str) -> dict[
     rows = [{OTHER_NAMES.get(key, key): value for key, value in row.items()} for row in rows]
     if not rows:
         raise BadInput(f"{origin} has no rows")
-    wanted = ("arm", *form.columns, "loss")
+    wanted = (*(("arm",) if form.by_arm else ()), *form.columns, "loss")
     missing = [name for name in wanted if name not in rows[0]]
     if missing:
         raise BadInput(
@@ -161,7 +165,7 @@ def checked(rows: Iterable[Mapping[str, Any]], form: Form, origin: str) -> dict[
         problems += [f"row {number}: {problem}" for problem in wrong]
         if wrong:
             continue
-        arm, convention = str(row["arm"]).strip(), row.get("convention")
+        arm, convention = str(row["arm"]).strip() if form.by_arm else ONE_ARM, row.get("convention")
         if convention not in (None, ""):
             conventions.setdefault(str(convention), number)
         shape = " ".join(f"{name}={values[name]:g}" for name in form.columns if name != "tokens")
@@ -190,17 +194,18 @@ def numbers(row: Mapping[str, Any], form: Form) -> tuple[dict[str, float], list[
         except (TypeError, ValueError, KeyError):
             wrong.append(f"{name} is {row.get(name)!r:.40}, not a number")
             continue
-        low = name == "sparsity"
         if not math.isfinite(value):
             wrong.append(f"{name} is {value}")
-        elif low and not 0 <= value < 1:
+        elif name == "sparsity" and not 0 <= value < 1:
             wrong.append(f"sparsity {value:g} is not in [0, 1)")
-        elif not low and value <= 0:
+        elif name in FROM_ZERO and value < 0:
+            wrong.append(f"{name} is {value:g}, below 0")
+        elif name not in FROM_ZERO and value <= 0:
             wrong.append(f"{name} is {value:g}, and it has a logarithm only above 0")
         values[name] = value
-    if not str(row.get("arm") or "").strip():
+    if form.by_arm and not str(row.get("arm") or "").strip():
         wrong.append("arm is empty")
-    return values, wrong
+    return values, wrong or form.wrong(values)
 
 
 def runs(members: list[tuple[int, dict[str, float], str]], form: Form) -> Runs:
@@ -217,15 +222,16 @@ def check_enough(arm: str, found: Runs, form: Form) -> None:
     """Refuse what no fit can come from.
 
     Raises:
-        BadInput: fewer points than coefficients and one, or a column that never changes.
+        BadInput: fewer points than coefficients and one, or a column with too few values.
     """
     needed, points = len(form.names) + 1, len(found.loss)
     if points < needed:
         raise BadInput(f"{arm}: {points} runs for {len(form.names)} coefficients", f"fix: at least {needed} runs")
     for name in form.columns:
-        different = np.unique(found.columns[name])
-        if len(different) < 2:
+        different, least = np.unique(found.columns[name]), form.least_different(name)
+        if len(different) < least:
+            told = " or ".join(f"{value:g}" for value in different)
             raise BadInput(
-                f"{arm}: all {points} runs have {name} {different[0]:g}, so its exponent cannot be fitted",
-                f"fix: runs at two or more values of {name}",
+                f"{arm}: all {points} runs have {name} {told}, from which its coefficients cannot be fitted",
+                f"fix: runs at {least} or more values of {name}",
             )

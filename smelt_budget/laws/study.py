@@ -21,8 +21,8 @@ import numpy as np
 import smelt_budget
 from smelt_budget.errors import BadInput
 from smelt_budget.laws.bootstrap import Interval, Refits, identified
-from smelt_budget.laws.fit import Fit, fit
-from smelt_budget.laws.forms import FORMS, Form
+from smelt_budget.laws.fit import FORMS, Fit, fit
+from smelt_budget.laws.forms import Form
 from smelt_budget.laws.runs import Runs, check_enough
 
 RESULT, DRAWS = "law.json", "refits.jsonl"
@@ -47,7 +47,7 @@ def study(
     """
     for arm, runs in arms.items():
         check_enough(arm, runs, form)
-    fits = {arm: fit(form, runs.columns, runs.loss, starts, seed) for arm, runs in arms.items()}
+    fits = {arm: fit(form, runs.columns, runs.loss, starts, seed, advanced) for arm, runs in arms.items()}
     refits = Refits(form, arms, fits, seed)
     asked = {"form": form.name, "seed": seed, "starts": starts, "runs": fingerprint(arms)}
     lines = drawn(refits, draws, asked, folder, advanced) if len(refits.cells) > 1 else []
@@ -141,7 +141,7 @@ def summary(form: Form, runs: Runs, found: Fit, draws: list[dict[str, float]]) -
             "value": value,
             "low": interval and interval.low,
             "high": interval and interval.high,
-            "identified": None if interval is None else identified(value, interval),
+            "identified": False if name in found.undetermined else interval and identified(value, interval),
         }
     return {
         "coefficients": coefficients,
@@ -155,7 +155,7 @@ def summary(form: Form, runs: Runs, found: Fit, draws: list[dict[str, float]]) -
         "residuals": [
             {"row": row, "cell": cell, "compute": float(spent), "loss": float(loss), "residual": float(residual)}
             for row, cell, spent, loss, residual in zip(
-                runs.rows, runs.cell, compute(form, runs), runs.loss, found.residuals, strict=True
+                runs.rows, runs.cell, form.training_flops(runs.columns), runs.loss, found.residuals, strict=True
             )
         ],
     }
@@ -164,14 +164,8 @@ def summary(form: Form, runs: Runs, found: Fit, draws: list[dict[str, float]]) -
 def window(form: Form, runs: Runs) -> dict[str, list[float]]:
     """Least and most of every column and of compute."""
     span = {name: [float(values.min()), float(values.max())] for name, values in runs.columns.items()}
-    spent = compute(form, runs)
+    spent = form.training_flops(runs.columns)
     return span | {"compute": [float(spent.min()), float(spent.max())]}
-
-
-def compute(form: Form, runs: Runs) -> np.ndarray:
-    """Training FLOPs of each run; a parameter is 6 FLOPs a token where only parameters are known."""
-    flops = runs.columns["flops_per_token"] if form.name == "smelt" else 6 * runs.columns["parameters"]
-    return flops * runs.columns["tokens"]
 
 
 def form_named(name: str) -> Form:

@@ -40,7 +40,7 @@ def chapter(source: Source, number: int) -> Chapter:
             command,
             (
                 Table.of(coefficient_table(result)),
-                frontiers(law, result, f"frontiers{number}"),
+                *((frontiers(law, result, f"frontiers{number}"),) if law.has_frontier else ()),
                 residuals(result, f"residuals{number}"),
             ),
             (f"{result['equation']}, {result['origin']}", *fit_words(result)),

@@ -56,7 +56,7 @@ def coefficient(found: dict[str, Any]) -> str:
     """As many digits as are known; a range where the value is not identified."""
     value, low, high = found["value"], found["low"], found["high"]
     if low is None:
-        return f"{value:.4g}"
+        return "not identified" if found["identified"] is False else f"{value:.4g}"
     if not found["identified"]:
         return f"{low:.2g} .. {high:.2g}"
     digits = next((d for d in range(2, 6) if abs(float(f"{value:.{d}g}") - value) <= (high - low) / 20), 6)

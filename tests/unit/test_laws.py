@@ -1,6 +1,7 @@
 """The paper's second half: nine printed gains, six printed allocations, its coefficients from noiseless points."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,19 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smelt_budget.laws.fit import Problem, fit
-from smelt_budget.laws.forms import CHINCHILLA, FORMS, SMELT
+from smelt_budget.laws.fit import FORMS, fit, problem
+from smelt_budget.laws.forms import CHINCHILLA, SMELT
 from smelt_budget.laws.frontier import chinchilla_frontier, frontier, gain
+from smelt_budget.laws.gains import preset
 
 BASELINE, LOOPED = SMELT.presets["smelt-baseline"], SMELT.presets["smelt-looped"]
 SPARSITIES = (0.85, 0.95, 0.97)
-HORIZONS = np.array([20.5, 31.0, 62.4, 114.9, 167.3, 215.6]) * 1e9  # tokens, arXiv 2609.01343 section 7
-SCALES = np.array([6.2e8, 1.5e9, 4.1e9, 1.05e10])  # FLOPs per token, about the four of the paper's grid
+STEPS = np.array([10_000, 20_000, 50_000, 100_000, 150_000, 196_075])  # arXiv 2609.01343, section 7
+HORIZONS = STEPS * 256 * 4096 + 10e9  # tokens, the decay's 10e9 with them: 20.5e9 ... 215.6e9
+CELLS = json.loads((Path(__file__).parents[1] / "golden" / "smelt_cells.json").read_text(encoding="utf-8"))
 
 
-def grid():
-    """12 cells x 6 horizons, as the paper fitted."""
-    points = [(f, s, d) for f in SCALES for s in SPARSITIES for d in HORIZONS]
+def grid(arm="base"):
+    """12 cells x 6 horizons of one arm, as the paper fitted: S as printed, F of the widths that give its tables."""
+    points = [
+        (cell["inferred"][arm]["F_train"], cell["published"][arm]["S_pct"] / 100, d) for cell in CELLS for d in HORIZONS
+    ]
     return dict(zip(("flops_per_token", "sparsity", "tokens"), np.array(points).T, strict=True))
 
 
@@ -59,22 +64,28 @@ def test_no_other_split_of_a_budget_is_better(compute, sparsity, shift, looped):
     assert best.compute(best.loss(compute)) == pytest.approx(compute, rel=1e-6)
 
 
-@pytest.mark.parametrize("arm", [BASELINE, LOOPED])
-def test_noiseless_points_give_back_all_six_coefficients(arm):
+def test_the_window_of_the_preset_is_the_paper_s_grid():
+    """Least and most F D of its 144 runs, two digits: 1.3e19 to 2.2e21 as printed."""
+    computes = [SMELT.training_flops(grid(arm)) for arm in ("base", "smelt")]
+    assert tuple(float(f"{c:.1e}") for c in (np.min(computes), np.max(computes))) == preset("smelt").window
+
+
+@pytest.mark.parametrize(("arm", "law"), [("base", BASELINE), ("smelt", LOOPED)])
+def test_noiseless_points_give_back_all_six_coefficients(arm, law):
     """72 points, to 1e-3 relative (found: 1e-11)."""
-    found = fit(SMELT, grid(), SMELT.loss(arm, grid()), starts=12)
-    assert found.coefficients == pytest.approx(arm, rel=1e-3)
+    found = fit(SMELT, grid(arm), SMELT.loss(law, grid(arm)), starts=12)
+    assert found.coefficients == pytest.approx(law, rel=1e-3)
     assert found.agreeing >= 6
 
 
 def test_the_gradient_is_the_objective_s():
     """Central differences at a random place, in both branches of Huber."""
-    problem = Problem(SMELT, grid(), SMELT.loss(BASELINE, grid()) * 1.0005)
-    theta = problem.starts(3, 5)[2]
-    for place in (theta, np.linalg.solve(problem.back, SMELT.theta(BASELINE))):
-        gradient = problem.value(place)[1]
-        for i, direction in enumerate(np.eye(len(theta)) * 1e-6):
-            difference = problem.value(place + direction)[0] - problem.value(place - direction)[0]
+    points = problem(SMELT, grid(), SMELT.loss(BASELINE, grid()) * 1.0005)
+    start = points.starts(3, 5)[2]
+    for place in (start, points.place(SMELT.theta(BASELINE))):
+        gradient = points.value(place)[1]
+        for i, direction in enumerate(np.eye(len(start)) * 1e-6):
+            difference = points.value(place + direction)[0] - points.value(place - direction)[0]
             assert gradient[i] == pytest.approx(difference / 2e-6, rel=1e-4, abs=1e-5)
 
 
@@ -84,9 +95,9 @@ def test_noise_of_the_published_size_leaves_the_gain_unbiased():
     gains = []
     for _ in range(16):
         arms = []
-        for arm, rmse in ((BASELINE, 0.00554), (LOOPED, 0.00952)):
-            loss = SMELT.loss(arm, grid()) + rng.normal(0, rmse, 72)
-            arms.append(frontier(fit(SMELT, grid(), loss, starts=3).coefficients, 0.95))
+        for arm, law, rmse in (("base", BASELINE, 0.00554), ("smelt", LOOPED, 0.00952)):
+            loss = SMELT.loss(law, grid(arm)) + rng.normal(0, rmse, 72)
+            arms.append(frontier(fit(SMELT, grid(arm), loss, starts=3).coefficients, 0.95))
         gains.append(100 * gain(*arms, 1e21))
     error = np.std(gains, ddof=1) / 4
     assert abs(np.mean(gains) - 15.7) < 3 * error
@@ -124,18 +135,18 @@ def test_the_mean_in_the_place_of_the_sum_stops_early():
     from scipy.optimize import minimize
 
     columns, loss = chinchilla_points()
-    problem = Problem(CHINCHILLA, columns, loss)
+    points = problem(CHINCHILLA, columns, loss)
     ends = []
-    for start in problem.starts(20, 0):
+    for start in points.starts(20, 0):
 
         def mean(theta):
-            value, gradient = problem.value(theta)
+            value, gradient = points.value(theta)
             return value * 1e-3 / len(loss), gradient * 1e-3 / len(loss)
 
         ends.append(minimize(mean, start, jac=True, method="L-BFGS-B"))
     early = min(ends, key=lambda end: end.fun)
-    k = CHINCHILLA.coefficients(problem.back @ early.x)
-    assert problem.value(early.x)[0] * 1e-3 > 1.02e-3
+    k = CHINCHILLA.coefficients(points.theta(early.x))
+    assert points.value(early.x)[0] * 1e-3 > 1.02e-3
     assert abs(k["alpha"] - 0.3473) > 0.01 or abs(k["beta"] - 0.3672) > 0.01
 
 
@@ -151,6 +162,6 @@ def test_the_chinchilla_frontier_is_hoffmann_s():
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_presets_name_every_coefficient(form):
     """And theta is their one-to-one image."""
-    for preset in form.presets.values():
-        assert set(preset) == set(form.names)
-        assert form.coefficients(form.theta(preset)) == pytest.approx(preset)
+    for published in form.presets.values():
+        assert set(published) == set(form.names)
+        assert form.coefficients(form.theta(published)) == pytest.approx(published)
