@@ -64,6 +64,7 @@ docs: .venv/has-package
 bench: .venv/has-bench
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/against_optimisers.py
+	$(BIN)/python benchmarks/law_fit.py
 
 # Nothing is installed: the torch that sees the GPU, of .venv or of PYTHON. Results are in build/gpu.
 gpu:
