@@ -9,12 +9,12 @@ Why this form, in ms for up, dx and dw (float32, N 2048, one thread):
     H 768, F 384, E 128, K 8   mm by expert 184, 150, 180      grouped_mm 203, 170, 292      padded bmm 231, 186, 214
 
 The rest is passes over memory: gathers, an activation in few and contiguous passes (swiglu.py), and an embedding bag as
-the sum over K, one pass where gather and sum are three. Chunks are spread over the threads (threads.py).
+the sum over K, one pass where gather and sum are three.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,10 +24,8 @@ from torch import Tensor
 
 from smelt_budget.model import swiglu
 from smelt_budget.model.swiglu import wide
-from smelt_budget.model.threads import spread
 
-CHUNK = 2**20  # bytes of the widest temporary, about: half of a core's 2 MiB L2 cache
-UNEVEN = 1.5  # times its share of the rows that a thread may have, before all work together on one product
+CHUNK = 2**20  # bytes of the widest temporary, for each thread: half of its 2 MiB L2 cache
 HALF_MULTIPLE = 64
 """Rows of an expert come in multiples of this in half precision: oneDNN compiles a kernel for every new shape."""
 
@@ -71,22 +69,20 @@ class Slots:
         """P."""
         return len(self.row_P)
 
-    def chunks(self, most: int, threads: int) -> list[Chunk]:
-        """Whole experts, about `most` slots at a time, or fewer, so that every thread has as much to do."""
-        sizes_E = np.array(self.capacities)
-        busy = np.flatnonzero(sizes_E)
-        if not len(busy):
-            return []
-        rounds = -(-self.number // (most * threads))
-        middles = sizes_E[busy].cumsum() - sizes_E[busy] / 2
-        nth = (middles * (rounds * threads / self.number)).astype(int)
-        chunks, slot, row = [], 0, 0
-        for experts in np.split(busy, np.flatnonzero(np.diff(nth)) + 1):
-            sizes = [self.capacities[e] for e in experts]
+    def chunks(self, most: int) -> Iterator[Chunk]:
+        """As many experts at a time as have at most so many slots, or one."""
+        busy = [expert for expert, count in enumerate(self.counts) if count]
+        first = slot = row = 0
+        while first < len(busy):
+            stop, size = first + 1, self.capacities[busy[first]]
+            while stop < len(busy) and size + self.capacities[busy[stop]] <= most:
+                size += self.capacities[busy[stop]]
+                stop += 1
+            experts = busy[first:stop]
             rows = sum(self.counts[e] for e in experts)
-            chunks.append(Chunk(experts.tolist(), slice(slot, slot + sum(sizes)), slice(row, row + rows), sizes))
-            slot, row = slot + sum(sizes), row + rows
-        return chunks
+            sizes = [self.capacities[e] for e in experts]
+            yield Chunk(experts, slice(slot, slot + size), slice(row, row + rows), sizes)
+            first, slot, row = stop, slot + size, row + rows
 
 
 def sort(idx_NK: Tensor, experts: int, dtype: torch.dtype) -> Slots:
@@ -141,9 +137,7 @@ def forward(
     pre_S2F[slots.routed :].zero_()
     out_PH = x_NH.new_empty(slots.number + 1, hidden)
     up, down = w_gate_up_E2FH.mT.unbind(), w_down_EHF.mT.unbind()
-
-    def one(share: Chunk) -> None:
-        chunk, at, rows, sizes = share
+    for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         pre = pre_S2F[rows] if slots.spare_P is None else x_NH.new_empty(sum(sizes), width)
         products(
             x_NH.index_select(0, slots.token_P[at]).split_with_sizes(sizes),
@@ -159,8 +153,6 @@ def forward(
         products(h.split_with_sizes(sizes), part(down, chunk), out.split_with_sizes(sizes))
         if b_down_EH is not None:
             out += repeated(b_down_EH[chunk], sizes) * weight_P1[at]
-
-    in_chunks(one, slots, x_NH, width)
     return summed(out_PH, slots), pre_S2F
 
 
@@ -194,9 +186,7 @@ def backward(
             each[idle] = 0
     up, down = w_gate_up_E2FH.unbind(), w_down_EHF.unbind()
     d_up, d_down = dw_up.unbind(), dw_down.unbind()
-
-    def one(share: Chunk) -> None:
-        chunk, at, rows, sizes = share
+    for chunk, at, rows, sizes in slots.chunks(chunk_rows(x_NH, width)):
         grad = grad_NH.index_select(0, slots.token_P[at])
         pre = pre_S2F[rows] if slots.spare_P is None else pre_S2F.index_select(0, slots.row_P[at])
         dh = x_NH.new_empty(len(grad), width // 2)
@@ -216,8 +206,6 @@ def backward(
         if b_down_EH is not None:
             dweight += (grad * repeated(b_down_EH[chunk], sizes)).sum(1)
         dweight_P[at] = dweight
-
-    in_chunks(one, slots, x_NH, width)
     dx = summed(dx_PH, slots) if need_x else dx_PH
     dweight = dweight_P[slots.slot_NK].to(weight_NK.dtype) if need_weight else weight_NK.new_empty(0)
     return dx, dw_up, dw_down, dweight, db_up, db_down
@@ -261,13 +249,6 @@ def by_slot(weight_NK: Tensor, slots: Slots, dtype: torch.dtype) -> Tensor:
     return weight_P[:, None]
 
 
-def in_chunks(one: Callable[[Chunk], None], slots: Slots, x_NH: Tensor, width: int) -> None:
-    """Chunks on a thread each, or, where one expert has most of the rows, one after another on all threads."""
-    threads = torch.get_num_threads()
-    most = max(1, CHUNK // (max(width, x_NH.shape[1]) * wide(x_NH.dtype).itemsize))
-    chunks = slots.chunks(most, threads)
-    if max((sum(chunk.sizes) for chunk in chunks), default=0) * threads > UNEVEN * slots.number:
-        for chunk in slots.chunks(most * threads, 1):
-            one(chunk)
-    else:
-        spread(one, chunks, threads)
+def chunk_rows(x_NH: Tensor, width: int) -> int:
+    """How many rows of the widest temporary fit."""
+    return CHUNK * torch.get_num_threads() // (max(width, x_NH.shape[1]) * wide(x_NH.dtype).itemsize)
