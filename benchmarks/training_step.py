@@ -3,7 +3,7 @@
 Each variant runs in a process of its own, all of them in turn, several times; a ratio is between medians of one
 sitting. Peak memory is the rise of the resident set over what the process held before the model was built.
 
-    python benchmarks/training_step.py [--threads 2] [--shape tiny|small|wide] [--rounds 5]
+    python benchmarks/training_step.py [--threads 2] [--shape tiny small wide] [--rounds 5]
 """
 
 import argparse
@@ -120,32 +120,24 @@ def row_seconds():
     return statistics.median(taken)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--shape", choices=SHAPES, default="tiny")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.variant:
-        print(json.dumps(measured(asked.variant, asked.shape, asked.threads)))
-        return
+def compare(shape, threads, rounds):
+    """Print a table of every variant, and the ratios."""
     variants = [
         "baseline fp32",
         "twin fp32",
         "baseline bf16",
         "twin bf16",
-        *(f"theirs {how}" for how in THEIRS[asked.shape]),
+        *(f"theirs {how}" for how in THEIRS[shape]),
     ]
     found = {variant: [] for variant in variants}
-    for turn in range(asked.rounds):
+    for turn in range(rounds):
         for variant in variants:
             if variant == "theirs batched_mm" and turn:
                 continue  # 10 to 50 times slower: seen once is enough
-            command = [sys.executable, __file__, "--variant", variant, "--shape", asked.shape]
+            command = [sys.executable, __file__, "--variant", variant, "--shape", shape]
             done = subprocess.run(
-                [*command, "--threads", str(asked.threads)],
-                env={**os.environ, "OMP_NUM_THREADS": str(asked.threads)},
+                [*command, "--threads", str(threads)],
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
                 capture_output=True,
                 text=True,
                 check=True,
@@ -153,8 +145,8 @@ def main():
             found[variant].append(json.loads(done.stdout.splitlines()[-1]))
     seconds = {v: statistics.median(r["seconds"] for r in runs) for v, runs in found.items()}
     kilobytes = {v: statistics.median(r["kilobytes"] for r in runs) for v, runs in found.items()}
-    best = min((f"theirs {how}" for how in THEIRS[asked.shape]), key=seconds.get)
-    print(f"{asked.shape}: {BATCH} x {CONTEXT} tokens, {asked.threads} threads, {asked.rounds} rounds")
+    best = min((f"theirs {how}" for how in THEIRS[shape]), key=seconds.get)
+    print(f"{shape}: {BATCH} x {CONTEXT} tokens, {threads} threads, {rounds} rounds")
     for variant in variants:
         print(f"{variant:20} {seconds[variant] * 1e3:8.1f} ms {kilobytes[variant] / 1024:8.0f} MB")
     print(f"transformers ({best}) / ours, fp32:  {seconds[best] / seconds['baseline fp32']:.2f} in time")
@@ -162,6 +154,20 @@ def main():
     print(f"twin / baseline, fp32:               {seconds['twin fp32'] / seconds['baseline fp32']:.2f} in time")
     print(f"data pipeline / baseline step:       {row_seconds() / seconds['baseline fp32']:.2%}")
     print(f"bf16 / fp32, baseline:               {seconds['baseline bf16'] / seconds['baseline fp32']:.2f} in time")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.variant:
+        print(json.dumps(measured(asked.variant, asked.shape[0], asked.threads)))
+        return
+    for shape in asked.shape:
+        compare(shape, asked.threads, asked.rounds)
 
 
 if __name__ == "__main__":

@@ -186,6 +186,39 @@ def test_two_runs_are_bitwise_equal(dtype):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.fixture
+def threads():
+    """A function that sets torch's number of threads; what was set before comes back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_many_threads_equal_the_definition_and_give_the_same_bits_each_time(number, dtype, threads):
+    threads(number)
+    inputs = cast(make(3000, 32, 24, 40, 4, bias=True), dtype)
+    first, second = run(experts, inputs, None), run(experts, inputs, None)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same(first, run(experts_definition, cast(inputs, torch.float64), None), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("idx", ["one", "nearly one", "two far apart"])
+def test_uneven_routing_on_many_threads_equals_the_definition(idx, threads):
+    """One expert with most of the rows is computed by all threads together, the rest of the experts are not lost."""
+    inputs = make(600, 16, 8, 50, 2, stray=False)
+    rows = torch.arange(600)
+    inputs[3] = {
+        "one": torch.full((600, 2), 17),
+        "nearly one": torch.stack([torch.full((600,), 3), torch.where(rows % 20 == 0, rows % 50, 3)], 1),
+        "two far apart": torch.stack([torch.full((600,), 0), torch.full((600,), 49)], 1),
+    }[idx]
+    threads(3)
+    right = run(experts_definition, inputs, None)
+    assert_same(run(experts, cast(inputs, torch.float32), None), right, TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("needed", ["x", "w_gate_up", "w_down", "weight", "b_gate_up", "b_down"])
 def test_a_gradient_asked_for_alone_is_the_same(needed):
     """Work that is not needed is skipped; what is left does not change, bit by bit."""
