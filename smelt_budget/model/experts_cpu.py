@@ -26,7 +26,7 @@ from smelt_budget.model import swiglu
 from smelt_budget.model.swiglu import wide
 
 CHUNK = 2**20  # bytes of the widest temporary, for each thread: half of its 2 MiB L2 cache
-HALF_MULTIPLE = 64
+HALF_MULTIPLE = 32
 """Rows of an expert come in multiples of this in half precision: oneDNN compiles a kernel for every new shape."""
 
 
