@@ -204,19 +204,22 @@ def test_many_threads_equal_the_definition_and_give_the_same_bits_each_time(numb
     assert_same(first, run(experts_definition, cast(inputs, torch.float64), None), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("idx", ["one", "nearly one", "two far apart"])
-def test_uneven_routing_on_many_threads_equals_the_definition(idx, threads):
-    """One expert with most of the rows is computed by all threads together, the rest of the experts are not lost."""
-    inputs = make(600, 16, 8, 50, 2, stray=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("idx", ["even", "one", "nearly one", "two far apart"])
+def test_chunks_of_any_size_equal_the_definition(idx, dtype, monkeypatch):
+    """Many chunks, an expert too large for one, experts without rows between them: none is lost or computed twice."""
+    monkeypatch.setattr(experts_cpu, "CHUNK", 2**12)
+    inputs = make(600, 16, 8, 50, 2, bias=True, stray=False)
     rows = torch.arange(600)
     inputs[3] = {
+        "even": inputs[3],
         "one": torch.full((600, 2), 17),
         "nearly one": torch.stack([torch.full((600,), 3), torch.where(rows % 20 == 0, rows % 50, 3)], 1),
         "two far apart": torch.stack([torch.full((600,), 0), torch.full((600,), 49)], 1),
     }[idx]
-    threads(3)
-    right = run(experts_definition, inputs, None)
-    assert_same(run(experts, cast(inputs, torch.float32), None), right, TOLERANCE[torch.float32])
+    inputs = cast(inputs, dtype)
+    right = run(experts_definition, cast(inputs, torch.float64), None)
+    assert_same(run(experts, inputs, None), right, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("needed", ["x", "w_gate_up", "w_down", "weight", "b_gate_up", "b_down"])
