@@ -10,6 +10,7 @@ below says where these ratios are required. Forms that need more memory than `--
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import time
@@ -93,6 +94,7 @@ def compare(shape: tuple[int, ...], dtype: torch.dtype, rounds: int, gigabytes: 
     x, w_gate_up, w_down = (t.to(dtype).requires_grad_() for t in (x, w_gate_up, w_down))
     forms: dict[str, Form] = {"ours": experts, "definition": experts_definition, "grouped_mm": grouped}
     forms["grouped_mm index_add"] = grouped_index_add
+    forms["torch path"] = functools.partial(experts, asked="torch")
     forms |= {
         f"hf {name}": transformers_form(name, w_gate_up, w_down) for name in ("eager", "batched_mm", "grouped_mm")
     }

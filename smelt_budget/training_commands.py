@@ -35,9 +35,9 @@ TokenDtype = Annotated[
 VocabSize = Annotated[int | None, typer.Option(metavar="N", min=2, help="Ids of tokenised data without a tokenizer.")]
 BosId = Annotated[int | None, typer.Option(metavar="ID", min=0, help="The id that begins a document.")]
 Experts = Annotated[
-    Literal["auto", "cuda", "torch"] | None,
+    Literal["auto", "cuda", "native", "torch"] | None,
     typer.Option(
-        help="What computes them: our CUDA kernels where they can, or torch; left out: $SMELT_EXPERTS, or auto.",
+        help="What computes them: our kernels where they can, or torch; left out: $SMELT_EXPERTS, or auto.",
         show_default=False,
     ),
 ]

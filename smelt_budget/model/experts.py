@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from smelt_budget.model import experts_cpu, experts_cuda, experts_grouped
+from smelt_budget.model import experts_cpu, experts_cuda, experts_grouped, experts_native
 from smelt_budget.model.experts_choice import Circumstances, asked_for, chosen
 from smelt_budget.model.swiglu import swiglu
 
@@ -113,8 +113,9 @@ def implementation(
     E, H, F = w_down.shape
     biased, clamped = any(b is not None for b in biases), limit is not None
     at = Circumstances(x_NH.device, x_NH.dtype, w_down.dtype, (E, H, F), biased, clamped)
-    if chosen(asked_for(asked), at).name != "torch":
-        return experts_cuda, matrices
+    name = chosen(asked_for(asked), at).name
+    if name != "torch":
+        return experts_native if name == "native" else experts_cuda, matrices
     module = experts_cpu if x_NH.device.type == "cpu" else experts_grouped
     return module, tuple(None if m is None else m.to(x_NH.dtype) for m in matrices)
 

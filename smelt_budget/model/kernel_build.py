@@ -1,7 +1,8 @@
 """Where does the library of the expert kernels come from? Compiled once, then from a cache; a broken one is replaced.
 
     cuda       nvcc, for every architecture of ARCHITECTURES or for those asked; cudart is linked in
-    emulated   g++ on the same sources, with the emulator of `kernels/emulator` in place of CUDA: a test back end
+    native     g++ or $CXX on `kernels/cpu`, for the CPU it runs on
+    emulated   g++ on the sources for CUDA, with the emulator of `kernels/emulator` in place of CUDA: a test back end
 
 A library's folder in the cache is named after what it was made from: sources, flags, compiler and architectures. It is
 built beside its place and renamed into it, under a lock; its stamp knows what is in it, so that a file that was cut off
@@ -33,12 +34,13 @@ from smelt_budget.model.kernel_compiler import (
     cuda_flags,
     emulated_flags,
     gxx,
+    native_flags,
     nvcc,
 )
 
 __all__ = ["ARCHITECTURES", "KernelBuildError", "NoCompiler", "Target", "build", "gxx", "kernels_folder", "nvcc"]
 
-Target = Literal["cuda", "emulated"]
+Target = Literal["cuda", "native", "emulated"]
 LAST_LINES = 12
 """Of what a compiler said; the whole is in the log."""
 MOST_AT_ONCE = 8  # a translation unit takes up to a gigabyte in ptxas
@@ -57,18 +59,21 @@ def build(
 ) -> Path:
     """The path of the shared library, compiled if it is not in the cache.
 
-    `sources` is a folder like `kernels`; `sanitize` is what g++ calls so (emulated only). A library for all
+    `sources` is a folder like `kernels`; `sanitize` is what g++ calls so (not for cuda). A library for all
     `architectures` serves for fewer. `anew` compiles even if a sound library is there.
 
     Raises:
         NoCompiler: none was found.
         KernelBuildError: it found errors in the sources.
     """
-    texts = contents(kernels_folder() if sources is None else Path(sources))
-    compiler = gxx() if target == "emulated" else nvcc()
+    texts = contents(target, kernels_folder() if sources is None else Path(sources))
+    compiler = nvcc() if target == "cuda" else gxx()
 
     def recipe(names: Sequence[str]) -> tuple[list[str], str]:
-        flags = emulated_flags(sanitize) if target == "emulated" else cuda_flags(compiler, names)
+        if target == "cuda":
+            flags = cuda_flags(compiler, names)
+        else:
+            flags = native_flags(compiler, sanitize) if target == "native" else emulated_flags(sanitize)
         return flags, f"{target}-{fingerprint(texts, [target, compiler.version, *flags, *compiler.link])}"
 
     flags, name = recipe(architectures)
@@ -108,10 +113,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "smelt-budget" / "kernels"
 
 
-def contents(sources: Path) -> dict[str, bytes]:
+def contents(target: Target, sources: Path) -> dict[str, bytes]:
     """Every source, read once: one that is edited while it is compiled would be kept under the wrong name."""
-    found = sorted(path for path in sources.rglob("*") if path.suffix in (".cu", ".h"))
-    return {path.relative_to(sources).as_posix(): path.read_bytes() for path in found}
+    found = sorted(path for path in sources.rglob("*") if path.suffix in (".cu", ".cpp", ".h"))
+    names = {path.relative_to(sources).as_posix(): path for path in found}
+    return {name: path.read_bytes() for name, path in names.items() if name.startswith("cpu/") == (target == "native")}
 
 
 def fingerprint(texts: dict[str, bytes], recipe: Sequence[str]) -> str:
@@ -140,7 +146,7 @@ def compiled(target: Target, compiler: Compiler, flags: list[str], texts: dict[s
             (work / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
             (work / "sources" / name).write_bytes(text)
         library = work / f"libsmelt_{target}.so"
-        (work / LOG).write_text(linked(compiler, flags, work / "sources", library), encoding="utf-8")
+        (work / LOG).write_text(linked(target, compiler, flags, work / "sources", library), encoding="utf-8")
         shutil.rmtree(work / "sources")
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
         # named after its content: a process that holds a bad one would be given that again for the same name
@@ -156,20 +162,19 @@ def compiled(target: Target, compiler: Compiler, flags: list[str], texts: dict[s
         shutil.rmtree(work, ignore_errors=True)
 
 
-def linked(compiler: Compiler, flags: list[str], sources: Path, library: Path) -> str:
+def linked(target: Target, compiler: Compiler, flags: list[str], sources: Path, library: Path) -> str:
     """Every source a translation unit of its own, and all of them one library; returns what the compiler said."""
-    emulated = "-DSMELT_EMULATED" in flags
-    where = ["-Iinclude", *(["-Iemulator", "-xc++"] if emulated else [])]
-    units = sorted((sources / "src").glob("*.cu"))
+    where = ["-Iinclude", *(["-Iemulator", "-xc++"] if target == "emulated" else [])]
+    units = sorted((sources / "cpu").glob("*.cpp") if target == "native" else (sources / "src").glob("*.cu"))
     objects = [str(library.with_name(f"{unit.stem}.o")) for unit in units]
     commands = [
-        [compiler.program, *flags, *where, "-c", f"src/{unit.name}", "-o", made]
+        [compiler.program, *flags, *where, "-c", str(unit.relative_to(sources)), "-o", made]
         for unit, made in zip(units, objects, strict=True)
     ]
     with ThreadPoolExecutor(min(MOST_AT_ONCE, max(2, (os.cpu_count() or 1) // 2))) as pool:
         said = list(pool.map(functools.partial(ran, sources), commands))
-    link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread", "-gencode"))]
-    link += [*([] if emulated else ["-cudart=static"]), *compiler.link]
+    link = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread", "-fopenmp", "-gencode"))]
+    link += [*(["-cudart=static"] if target == "cuda" else []), *compiler.link]
     said.append(ran(sources, [compiler.program, "-shared", *link, *objects, "-o", str(library)]))
     for made in objects:
         Path(made).unlink()

@@ -1,4 +1,4 @@
-"""Who compiles the expert kernels, and what is it told? g++ for the emulated library, nvcc for the CUDA one.
+"""Who compiles the expert kernels, and what is it told? g++ for a CPU and for the emulator, nvcc for CUDA.
 
 nvcc is looked for where CUDA_HOME and CUDA_PATH say, on PATH, in /usr/local/cuda and in NVIDIA's wheels from PyPI, in
 this order; the first that starts and is new enough is taken.
@@ -6,6 +6,7 @@ this order; the first that starts and is new enough is taken.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -55,7 +56,7 @@ def gxx() -> Compiler:
     program = os.environ.get("CXX") or "g++"
     version = answer([program, "--version"])
     if version is None:
-        raise NoCompiler(f"no C++ compiler for the emulated kernels: {program} does not start", "fix: install g++")
+        raise NoCompiler(f"no C++ compiler: {program} does not start", "fix: install g++")
     return Compiler(program, version)
 
 
@@ -119,6 +120,20 @@ def emulated_flags(sanitize: str | None) -> list[str]:
     # lines are those of kernels/, not of the copy that is compiled and gone
     lines = ["-ffile-prefix-map=src=kernels/src", "-ffile-prefix-map=include=kernels/include"]
     return ["-std=c++17", "-DSMELT_EMULATED", "-fPIC", "-pthread", *lines, *checked]
+
+
+def native_flags(compiler: Compiler, sanitize: str | None) -> list[str]:
+    """What g++ is told for this very CPU; what that means is among the flags, so that no other CPU takes the library.
+
+    Raises:
+        KernelBuildError: it does not know the CPU it runs on.
+    """
+    here = answer([compiler.program, "-march=native", "-dM", "-E", "-xc++", os.devnull])
+    if here is None:
+        raise KernelBuildError(f"{compiler.program} does not know -march=native", "fix: CXX=g++, or a newer one")
+    checked = ["-O1", "-g1", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else ["-O3"]
+    means = hashlib.sha256(here.encode()).hexdigest()[:12]
+    return ["-std=c++17", "-march=native", "-fopenmp", "-fPIC", f"-DSMELT_MADE_FOR=0x{means}", *checked]
 
 
 def cuda_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from smelt_budget.model import experts_cpu, experts_grouped
+from smelt_budget.model import experts_cpu, experts_grouped, experts_native
 from smelt_budget.model.experts import experts, experts_definition
 
 NAMES = ("x", "w_gate_up", "w_down", "idx", "weight", "b_gate_up", "b_down")
@@ -44,10 +44,10 @@ def cast(inputs: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]
     return [t if t is None or not t.is_floating_point() else t.to(dtype) for t in inputs]
 
 
-def run(form, inputs: list[Tensor | None], limit: float | None) -> dict[str, Tensor]:
+def run(form, inputs: list[Tensor | None], limit: float | None, *more: str) -> dict[str, Tensor]:
     """The output and every gradient, by name, for one fixed gradient of the output."""
     inputs = [t.detach().requires_grad_() if t is not None and t.is_floating_point() else t for t in inputs]
-    y = form(*inputs, limit)
+    y = form(*inputs, limit, *more)
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
     wanted = {n: t for n, t in zip(NAMES, inputs, strict=True) if t is not None and t.requires_grad}
     return {"y": y.detach()} | dict(zip(wanted, torch.autograd.grad(y, list(wanted.values()), grad), strict=True))
@@ -92,7 +92,8 @@ def assert_same(got: dict[str, Tensor], right: dict[str, Tensor], tolerance: flo
 def test_the_op_equals_its_definition_in_every_gradient(shape, dtype, bias, limit):
     """Exact up to rounding; the definition gets the same rounded inputs, in float64."""
     inputs = cast(make(*shape, bias=bias), dtype)
-    got, right = run(experts, inputs, limit), run(experts_definition, cast(inputs, torch.float64), limit)
+    right = run(experts_definition, cast(inputs, torch.float64), limit)
+    got = run(experts, inputs, limit, "torch")
     if limit == 0.7 and dtype.itemsize == 2:  # a rounded pre-activation may fall on the other side of the clamp
         got, right = ({n: r[n] for n in ("y", "weight", "w_down")} for r in (got, right))
     assert_same(got, right, TOLERANCE[dtype])
@@ -106,7 +107,7 @@ def test_ids_are_sorted_right_where_their_bytes_run_out(E):
     x, w_gate_up = torch.full((6, 1), 20.0), one_E11.repeat(1, 2, 1)
     w_down = torch.arange(1.0, E + 1).view(E, 1, 1) / 16
     idx = torch.tensor([[0], [E - 1], [E // 2], [E], [-1], [255 % E]])
-    y = experts(x, w_gate_up, w_down, idx, torch.ones(6, 1))
+    y = experts(x, w_gate_up, w_down, idx, torch.ones(6, 1), asked="torch")
     assert (y / 25).flatten().tolist() == [1, E, E // 2 + 1, 0, 0, 255 % E + 1]
 
 
@@ -121,7 +122,7 @@ def test_the_grouped_implementation_equals_the_definition(shape, dtype, bias, li
     assert_same(run(of(experts_grouped), inputs, limit), right, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("module", [experts_cpu, experts_grouped], ids=["cpu", "grouped"])
+@pytest.mark.parametrize("module", [experts_cpu, experts_grouped, experts_native], ids=["cpu", "grouped", "native"])
 def test_implementations_save_the_same_pre_activations(module):
     """Rows sorted by expert, stably: x of the sorted choices times their matrix; zero where no expert is named."""
     x, w_gate_up, w_down, idx, weight, *_ = cast(make(*SHAPES["few"]), torch.float32)
@@ -219,7 +220,7 @@ def test_chunks_of_any_size_equal_the_definition(idx, dtype, monkeypatch):
     }[idx]
     inputs = cast(inputs, dtype)
     right = run(experts_definition, cast(inputs, torch.float64), None)
-    assert_same(run(experts, inputs, None), right, TOLERANCE[dtype])
+    assert_same(run(experts, inputs, None, "torch"), right, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("needed", ["x", "w_gate_up", "w_down", "weight", "b_gate_up", "b_down"])
