@@ -48,7 +48,7 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is taken; the reasons are those against the kernels, or why none was looked for."""
+    """What is taken; the reasons are those against the kernels that were not, or why none was looked for."""
 
     name: Name
     tier: int | None = None
@@ -127,7 +127,12 @@ def decided(asked: Asked, at: Circumstances) -> Choice:
         except SmeltError as error:
             reasons = tuple(line.strip() for line in str(error).splitlines())
             log.warning("the experts are computed by torch: %s", error)
-    return Choice("torch", None, reasons) if reasons else Choice(name, tier)
+    rest: tuple[str, ...] = ()
+    if asked == "auto" and name == "native":
+        rest = (*of_device("cuda", at.device), *of_model("cuda", at))
+    if reasons:
+        return Choice("torch", None, tuple(dict.fromkeys((*reasons, *rest))))
+    return Choice(name, tier, rest)
 
 
 def of_device(asked: Asked, device: torch.device) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def expert_words(experts: dict[str, list[dict[str, Any]]], verbose: bool = False) -> list[str]:
-    """experts: torch (no CUDA device); `verbose` gives every arm and every reason."""
+    """experts: native (16 floats at a time); `verbose` gives every arm and every reason."""
     lines = {arm: ", ".join(one(choice, verbose) for choice in choices) or "none" for arm, choices in experts.items()}
     if len(set(lines.values())) == 1 and not verbose:
         return [f"experts: {next(iter(lines.values()))}"]
@@ -14,5 +14,8 @@ def expert_words(experts: dict[str, list[dict[str, Any]]], verbose: bool = False
 
 
 def one(choice: dict[str, Any], verbose: bool) -> str:
-    """torch (no CUDA device), or with all that speaks against a kernel."""
-    return f"{choice['name']} ({'; '.join(choice['reasons'])})" if verbose and choice["reasons"] else choice["words"]
+    """native (16 floats at a time), or with all that speaks against a kernel."""
+    if not verbose or not choice["reasons"]:
+        return choice["words"]
+    reasons = "; ".join(choice["reasons"])
+    return f"{choice['name']} ({reasons})" if choice["tier"] is None else f"{choice['words']}, not cuda: {reasons}"

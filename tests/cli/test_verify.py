@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from smelt_budget.cli import app
+from smelt_budget.model.experts_native import lanes
 from smelt_budget.verify import conduct
 
 TOY = """
@@ -119,25 +120,26 @@ def test_resuming_what_is_done_changes_nothing(here, begun):
 
 def test_what_computes_the_experts_is_said_and_kept(here, begun):
     """Before on stderr, in the view, in verify.json; a run goes on with what it began with; generate and eval too."""
-    choice = {"name": "torch", "tier": None, "words": "torch (no CUDA device)"}
+    choice = {"name": "native", "tier": lanes(), "words": f"native ({lanes()} floats at a time)"}
     choice["reasons"] = ["no CUDA device", "the rows are float32, the kernels take bf16"]
     experts = json.loads((here / "done" / "verify.json").read_text())["experts"]
     assert experts == {"baseline": [choice], "twin": [choice]}
     again = run("verify", SHORT, "--resume --out", begun)
-    assert "experts: torch (no CUDA device)" in again.stderr
-    assert "experts: torch (no CUDA device)" in again.stdout
+    assert f"experts: {choice['words']}" in again.stderr
+    assert f"experts: {choice['words']}" in again.stdout
     other = run("verify", SHORT, "--resume --experts torch --out", begun)
     assert other.exit_code == 2
     assert "--experts: auto -> torch" in said(other)
-    assert "experts: torch (no CUDA device)" in run("generate", begun, "--tokens 1").stderr
-    assert "experts: torch (no CUDA device)" in run("eval", begun, "--rows 1").stdout
+    assert f"experts: {choice['words']}" in run("generate", begun, "--tokens 1").stderr
+    assert f"experts: {choice['words']}" in run("eval", begun, "--rows 1").stdout
 
 
 def test_verify_says_why_there_is_no_kernel(here):
     """-v with every arm and every reason; --experts cuda is exit code 2 before anything is written."""
     verbose = " ".join(run("verify smelt.yaml --counts-only -v --dtype fp32").stdout.split())
     for arm in ("baseline", "twin"):
-        assert f"experts of {arm}: torch (no CUDA device; the rows are float32, the kernels take bf16" in verbose
+        words = f"experts of {arm}: native ({lanes()} floats at a time), not cuda: no CUDA device; the rows are float32"
+        assert words in verbose
     refused = run("verify --steps 1 --experts cuda --out cuda")
     assert refused.exit_code == 2
     assert "error: the cuda experts were asked for, but no CUDA device" in refused.stderr

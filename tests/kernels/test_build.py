@@ -400,10 +400,10 @@ def archives(tmp_path_factory):
 
 
 def test_wheel_and_source_archive_carry_the_sources(archives):
-    """Every header and every .cu, byte for byte."""
-    wanted = kernel_build.contents(SOURCES)
-    wanted = {name: text for name, text in wanted.items() if name.startswith(("include", "src", "emulator"))}
-    assert {"include/abi.h", "src/abi.cu"} < set(wanted)
+    """Every header and every source, byte for byte."""
+    wanted = kernel_build.contents("cuda", SOURCES) | kernel_build.contents("native", SOURCES)
+    wanted = {name: text for name, text in wanted.items() if name.startswith(("include", "src", "emulator", "cpu"))}
+    assert {"include/abi.h", "src/abi.cu", "cpu/experts.cpp", "cpu/vector.h"} < set(wanted)
     with zipfile.ZipFile(archives[0]) as wheel:
         held = {name: wheel.read(f"smelt_budget/kernels/{name}") for name in wanted}
         assert not [name for name in wheel.namelist() if name.startswith("kernels/")]
