@@ -1,4 +1,4 @@
-// What is a vector on this CPU? The widest that the compiler was told of, by the extensions of GCC and Clang.
+// What is a vector on this CPU? The widest that the compiler was told of, by the vector extensions of GCC.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -133,7 +133,15 @@ def native_flags(compiler: Compiler, sanitize: str | None) -> list[str]:
         raise KernelBuildError(f"{compiler.program} does not know -march=native", "fix: CXX=g++, or a newer one")
     checked = ["-O1", "-g1", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else ["-O3"]
     means = hashlib.sha256(here.encode()).hexdigest()[:12]
-    return ["-std=c++17", "-march=native", "-fopenmp", "-fPIC", f"-DSMELT_MADE_FOR=0x{means}", *checked]
+    return [
+        "-std=c++17",
+        "-march=native",
+        "-ffp-contract=fast",
+        "-fopenmp",
+        "-fPIC",
+        f"-DSMELT_MADE_FOR=0x{means}",
+        *checked,
+    ]
 
 
 def cuda_flags(compiler: Compiler, architectures: Sequence[str]) -> list[str]:
